@@ -1,0 +1,129 @@
+"""The plan: the document that the planner writes and the runtime, the wind tunnel and the reports read.
+
+It names one strategy to run, what was predicted for it before anything ran, the runners-up, and every assumption
+with its source. It round-trips through YAML: `load_plan(save_plan(plan)) == plan`.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import Field
+
+from isthmus.documents import Document, load_document
+
+__all__ = [
+    "Assumption", "Candidate", "CodecName", "Layout", "Outer", "Plan", "Prediction", "Strategy", "StrategyKind",
+    "load_plan", "save_plan",
+]
+
+CodecName = Literal["none", "bf16", "int8", "int4"]
+StrategyKind = Literal["flat", "hierarchical", "local-steps", "sharded", "pipeline"]
+Positive = Annotated[int, Field(ge=1)]
+Amount = Annotated[float, Field(ge=0)]
+
+
+class Outer(Document):
+    """The outer optimizer of local steps: SGD on the mean parameter delta, with Nesterov momentum when asked."""
+
+    lr: Annotated[float, Field(gt=0)] = 1.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    nesterov: bool = False
+
+
+class Strategy(Document):
+    """How the regions are joined.
+
+    kind `flat`: one all-reduce ring over every rank, blind to regions (the baseline). `hierarchical`: every step,
+    reduce-scatter in the region, exchange of each rail's shard over the WAN, all-gather in the region. `local-steps`:
+    regions train alone for `inner_steps`, then exchange parameter deltas. `sharded`: parameters and optimizer sharded
+    over all regions (ZeRO-3). `pipeline`: layers split by region.
+    """
+
+    name: str
+    kind: StrategyKind
+    codec: CodecName = "none"
+    error_feedback: bool = True
+    inner_steps: Positive = 1
+    outer: Outer = Outer()
+    delay_steps: Annotated[int, Field(ge=0)] = 0
+    bucket_bytes: Positive = 25 * 2**20
+    streams: Positive = 4
+
+
+class Layout(Document):
+    """Degrees of each parallel axis; their product (ep excluded) is the number of GPUs."""
+
+    dp: Positive = 1
+    tp: Positive = 1
+    pp: Positive = 1
+    cp: Positive = 1
+    ep: Positive = 1
+    zero: Annotated[int, Field(ge=0, le=3)] = 0
+    micro_batch: Positive = 1
+    recompute: bool = False
+
+
+class Prediction(Document):
+    """What one step will take, per optimizer step; outer syncs are amortised over their inner steps.
+
+    `utilisation` is tokens/s with the WAN over tokens/s of the same ranks with inter-region communication off.
+    `wan_bytes_per_step` leave the busiest region, headers included where the transport is known.
+    """
+
+    step_s: Amount
+    compute_s: Amount
+    exposed_s: Amount
+    utilisation: Annotated[float, Field(ge=0, le=1)]
+    tokens_per_s: Amount
+    wan_bytes_per_step: Amount
+    memory_bytes_per_gpu: Amount
+    formula: str
+
+
+class Candidate(Document):
+    """One strategy that was weighed: with a prediction, or with the constraint that refused it."""
+
+    strategy: Strategy
+    layout: Layout
+    prediction: Prediction | None = None
+    refused: str | None = None
+
+
+class Assumption(Document):
+    """A number the prediction rests on, and where it comes from (a source key, a file, a measurement, `judgement`)."""
+
+    name: str
+    value: float
+    unit: str
+    source: str
+
+
+class Plan(Document):
+    """The chosen strategy and everything needed to check the choice."""
+
+    version: Literal[1] = 1
+    fabric: str
+    workload: str
+    tokens_per_step: Positive
+    strategy: Strategy
+    layout: Layout
+    prediction: Prediction
+    why: str
+    rule_of_thumb: str
+    alternatives: list[Candidate] = []
+    assumptions: list[Assumption] = []
+
+
+def load_plan(path: Path | str) -> Plan:
+    """Read a plan; `InputError` where it is not one."""
+    return load_document(path, Plan)[0]
+
+
+def save_plan(plan: Plan, path: Path | str) -> None:
+    """Write `plan` as YAML; the old file stays whole until the new one is complete."""
+    text = yaml.safe_dump(plan.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
+    partial = Path(f"{path}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
