@@ -1,0 +1,48 @@
+# Two commands: `make try` sets all up and runs the main job; `make test` sets all up and passes the tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+FABRIC ?= examples/shenzhen-shanghai.yaml
+
+.PHONY: try test test-tunnel check bench quality clean help
+
+help:
+	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "isthmus: setting up $(VENV) (Python $$($(PYTHON) -c 'import platform; print(platform.python_version())'))"
+	@echo "isthmus: torch 2.13.0 is the largest part: about 200 MB as a CPU wheel, some GB where pip only finds a CUDA build"
+	@$(PYTHON) -c 'import sys; sys.exit("isthmus needs Python >= 3.11, found " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runtime,report,dev]'
+	@touch $(STAMP)
+
+## make try      set up, then train in the wind tunnel: describe, plan, try (FABRIC=examples/...)
+try: $(STAMP)
+	$(BIN)/isthmus try $(FABRIC)
+
+## make test     set up, then all tests: the fast ones, then those with real ranks and namespaces
+test: $(STAMP)
+	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -m tunnel -p no:randomly
+
+## make check    formatters, linters, types, import contracts
+check: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+## make bench    benchmarks with their physical limits
+bench: $(STAMP)
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/link_fidelity.py
+	$(BIN)/python benchmarks/all_reduce.py
+
+## make quality  final loss of int4 and local steps against every-step fp32 (three seeds, about 40 minutes)
+quality: $(STAMP)
+	$(BIN)/python benchmarks/quality.py
+
+## make clean    remove the environment and caches
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build dist

@@ -1,0 +1,146 @@
+"""What the ranks wrote down, reduced to the figures a person compares.
+
+The only statistics are medians over repeats: a block is one repeat, its step time is its wall time over its steps.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+__all__ = ["Measured", "read_lines", "reduce_metrics"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One strategy's run.
+
+    Attributes:
+        step_s: Median over on-blocks of the block's mean step time.
+        step_s_repeats: One value an on-block.
+        off_step_s_repeats: One value an off-block (inter-region communication off).
+        tokens_per_s: Of all ranks, at `step_s`.
+        utilisation: Median over repeats of off step time over on step time of neighbouring blocks.
+        exposed_s: Median per step of the time in which training waited for communication.
+        wan_bytes_per_step: Payload and frame bytes that left the busiest region, per on-step; None for transports
+            that do not count (flat).
+        loss: (tokens, held-out loss) pairs.
+        hashes: Final parameter hash of every rank.
+        parameters, gradient_bytes: Of the model that was trained.
+        start: The first rank's start record.
+    """
+
+    step_s: float
+    step_s_repeats: tuple[float, ...]
+    off_step_s_repeats: tuple[float, ...]
+    tokens_per_s: float
+    utilisation: float | None
+    exposed_s: float
+    wan_bytes_per_step: float | None
+    loss: tuple[tuple[int, float], ...]
+    hashes: tuple[str, ...]
+    start: dict[str, Any]
+
+
+def read_lines(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Every rank's records, by file name; a last line cut short by a dying rank is left out."""
+    ranks: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        records: list[dict[str, Any]] = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        ranks[path.stem] = records
+    return ranks
+
+
+def reduce_metrics(ranks: dict[str, list[dict[str, Any]]]) -> Measured | None:
+    """The figures of one run, or None where no block was completed by every rank."""
+    blocks = _blocks(ranks)
+    on = [block for block in blocks if block.mode == "on"]
+    off = [block for block in blocks if block.mode == "off"]
+    reference = on or off
+    if not reference:
+        return None
+    step_s = median(block.step_s for block in reference)
+    tokens = median(block.tokens for block in reference)
+    records = [record for lines in ranks.values() for record in lines]
+    return Measured(
+        step_s=step_s,
+        step_s_repeats=tuple(block.step_s for block in on),
+        off_step_s_repeats=tuple(block.step_s for block in off),
+        tokens_per_s=tokens / step_s,
+        utilisation=_utilisation(blocks),
+        exposed_s=median(block.exposed_s for block in reference),
+        wan_bytes_per_step=_wan_bytes(on),
+        loss=tuple(sorted({(int(r["tokens"]), float(r["loss"])) for r in records if r["kind"] == "eval"})),
+        hashes=tuple(str(r["hash"]) for r in records if r["kind"] == "end"),
+        start=next((r for r in records if r["kind"] == "start"), {}),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    index: int
+    mode: str
+    step_s: float
+    exposed_s: float
+    tokens: float
+    wan_bytes: dict[str, float]
+
+
+def _blocks(ranks: dict[str, list[dict[str, Any]]]) -> list[_Block]:
+    by_rank: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for rank, records in ranks.items():
+        by_rank[rank] = defaultdict(list)
+        for record in records:
+            if record["kind"] == "step":
+                by_rank[rank][int(record["block"])].append(record)
+    complete = set.intersection(*(set(blocks) for blocks in by_rank.values())) if by_rank else set[int]()
+    return [_block(index, by_rank) for index in sorted(complete) if _mode(index, by_rank) != "warmup"]
+
+
+def _mode(index: int, by_rank: dict[str, dict[int, list[dict[str, Any]]]]) -> str:
+    return str(next(iter(by_rank.values()))[index][0]["mode"])
+
+
+def _block(index: int, by_rank: dict[str, dict[int, list[dict[str, Any]]]]) -> _Block:
+    steps = min(len(blocks[index]) for blocks in by_rank.values())
+    region_bytes: dict[str, float] = defaultdict(float)
+    for rank, blocks in by_rank.items():
+        before = blocks.get(index - 1)
+        first = float(before[-1]["wan_bytes"]) if before else 0.0
+        region_bytes[rank.rpartition("-")[0]] += (float(blocks[index][-1]["wan_bytes"]) - first) / steps
+    return _Block(
+        index=index,
+        mode=_mode(index, by_rank),
+        step_s=median(_mean(r["seconds"] for r in blocks[index]) for blocks in by_rank.values()),
+        exposed_s=median(_mean(r["exposed_s"] for r in blocks[index]) for blocks in by_rank.values()),
+        tokens=sum(_mean(r["tokens"] for r in blocks[index]) for blocks in by_rank.values()),
+        wan_bytes=dict(region_bytes),
+    )
+
+
+def _mean(values: Iterable[Any]) -> float:
+    numbers = [float(value) for value in values]
+    return sum(numbers) / len(numbers)
+
+
+def _utilisation(blocks: list[_Block]) -> float | None:
+    ratios: list[float] = []
+    for block in blocks:
+        if block.mode == "on":
+            beside = [other.step_s for other in blocks if other.mode == "off" and abs(other.index - block.index) == 1]
+            if beside:
+                ratios.append(_mean(beside) / block.step_s)
+    return median(ratios) if ratios else None
+
+
+def _wan_bytes(on: list[_Block]) -> float | None:
+    busiest = [max(block.wan_bytes.values()) for block in on]
+    return median(busiest) if busiest and max(busiest) > 0 else None
