@@ -86,7 +86,7 @@ class Preset(Document):
     """A published model: everything a workload needs, and where it was published."""
 
     source: str
-    assumed: list[str] = []
+    assumed: tuple[str, ...] = ()
     sequence_length: Some
     sequences_per_step: Some
     precision: Precision

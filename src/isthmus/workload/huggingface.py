@@ -8,10 +8,10 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from isthmus.documents import read_text
-from isthmus.errors import InputError, nearest
+from isthmus.errors import InputError
 from isthmus.workload.model import ModelShape
 
 __all__ = ["MODEL_TYPES", "HuggingFaceModel", "read_config"]
@@ -58,14 +58,14 @@ class _Config:
     def read(path: Path | str) -> "_Config":
         source, text = str(path), read_text(path)
         try:
-            values = json.loads(text)
+            values: Any = json.loads(text)
         except json.JSONDecodeError as error:
             raise InputError(f"{source}:{error.lineno}", f"is not JSON: {error.msg}") from None
         except (RecursionError, ValueError) as error:  # nesting without end; an integer of thousands of digits
             raise InputError(source, f"is not JSON that can be read: {error}") from None
         if not isinstance(values, dict):
             raise InputError(source, "expected the keys and values of a Hugging Face config.json")
-        return _Config(source, text, values)
+        return _Config(source, text, cast(dict[str, Any], values))
 
     def error(self, key: str, found: str, hint: str = "") -> InputError:
         match = re.search(rf'"{re.escape(key)}"\s*:', self.text)
@@ -95,10 +95,11 @@ class _Config:
         return value
 
     def layers_listed(self, key: str, layers: int) -> set[int]:
-        value = self.values.get(key) or []
-        if not isinstance(value, list) or not all(type(item) is int and 0 <= item < layers for item in value):
+        value: Any = self.values.get(key) or []
+        items: list[Any] = cast(list[Any], value) if isinstance(value, list) else [None]
+        if not all(type(item) is int and 0 <= item < layers for item in items):
             raise self.error(key, f"{key}: found {value!r}, expected a list of layers from 0 to {layers - 1}")
-        return set(value)
+        return set(items)
 
     def _number(self, key: str, default: int | None, least: int) -> int:
         value = self.values.get(key)
@@ -133,6 +134,10 @@ def _decoder(config: _Config, kv_heads: int | None, tied: bool = False) -> dict[
     }
 
 
+def _replaced(shape: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return shape | fields
+
+
 def _with_attention_bias(config: _Config, shape: dict[str, Any]) -> ModelShape:
     """Refuses half-biased blocks, which no published model of these families has."""
     attention, mlp = config.flag("attention_bias", False), config.flag("mlp_bias", False)
@@ -147,7 +152,7 @@ def _llama(config: _Config) -> ModelShape:
     return _with_attention_bias(config, _decoder(config, config.size("num_attention_heads")))
 
 
-def _window(config: _Config, layers: int, windowed: int) -> dict[str, int]:
+def _window(config: _Config, layers: int, windowed: int) -> dict[str, Any]:
     window = config.whole("sliding_window", 0)
     return {"window": window, "windowed_layers": min(windowed, layers)} if window and windowed else {}
 
@@ -163,14 +168,14 @@ def _mixtral(config: _Config) -> ModelShape:
                       **_experts(config, "num_local_experts", shape["ffn"]))
 
 
-def _experts(config: _Config, key: str, width: int) -> dict[str, int]:
+def _experts(config: _Config, key: str, width: int) -> dict[str, Any]:
     experts, active = config.size(key), config.size("num_experts_per_tok")
     if active > experts:
         raise config.error("num_experts_per_tok", f"num_experts_per_tok {active} is more than {key} {experts}")
     return {"experts": experts, "experts_active": active, "expert_ffn": width}
 
 
-def _qwen_window(config: _Config, layers: int) -> dict[str, int]:
+def _qwen_window(config: _Config, layers: int) -> dict[str, Any]:
     """Layers from `max_window_layers` on are windowed, if `use_sliding_window` says so."""
     if not config.flag("use_sliding_window", False):
         return {}
@@ -240,18 +245,18 @@ def _phi3(config: _Config) -> ModelShape:
 
 
 def _gemma(config: _Config) -> ModelShape:
-    return ModelShape(**_decoder(config, None, tied=True) | {"head_dim": config.size("head_dim")})
+    return ModelShape(**_replaced(_decoder(config, None, tied=True), head_dim=config.size("head_dim")))
 
 
 def _gemma2(config: _Config) -> ModelShape:
     """Every second layer is windowed, the first one included; norms before and after both halves of a block."""
-    shape = _decoder(config, None, tied=True) | {"head_dim": config.size("head_dim")}
+    shape = _replaced(_decoder(config, None, tied=True), head_dim=config.size("head_dim"))
     return ModelShape(**shape, block_norms=4, **_window(config, shape["layers"], (shape["layers"] + 1) // 2))
 
 
 def _gpt_neox(config: _Config) -> ModelShape:
     """Pythia and GPT-NeoX: rotary positions, LayerNorm, biases, output projection of its own."""
-    shape = _decoder(config, config.size("num_attention_heads")) | {"gated": False, "norm_tensors": 2}
+    shape = _replaced(_decoder(config, config.size("num_attention_heads")), gated=False, norm_tensors=2)
     if not config.flag("attention_bias", True):
         raise config.error("attention_bias", "attention_bias: false beside a biased feed-forward is not supported")
     dropout = config.ratio("hidden_dropout", 0.0) + config.ratio("attention_dropout", 0.0) > 0

@@ -52,7 +52,7 @@ def _presets() -> dict[str, Workload]:
             name=name, shape=shape_of(preset.model, name, lines, ("presets", name, "model")),
             sequence_length=preset.sequence_length, sequences_per_step=preset.sequences_per_step,
             precision=preset.precision, gradient_bytes=GRADIENT_BYTES[preset.gradient_dtype], mfu=None,
-            source=preset.source, assumed=tuple(preset.assumed),
+            source=preset.source, assumed=preset.assumed,
         )
         for name, preset in table.presets.items()
     }
