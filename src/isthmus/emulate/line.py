@@ -1,0 +1,175 @@
+"""The delay line: one process that owns the tunnel's namespaces and carries every packet between regions.
+
+Started by the launcher as `python -m isthmus.emulate.line CONTROL_FD`. It ends, and ends all that lives in its
+namespaces, when the launcher says so or is gone. Its accuracy is a matter of scheduling: it runs SCHED_FIFO where it
+may, and otherwise the ranks run SCHED_IDLE.
+"""
+
+import ctypes
+import gc
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from isthmus.emulate import control, namespaces, processes
+from isthmus.emulate.link import DirectedLink
+from isthmus.emulate.network import Network, TcpSettings, build, port_drops
+from isthmus.emulate.packet import HEAD, MAX_FRAME, REGION_AT
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
+_FIFO_PRIORITY = 20
+_BATCH = 16  # frames read from one port before due frames are looked at again
+
+
+class Line:
+    """Ports, links and next hops; `run` moves packets until the launcher is gone."""
+
+    def __init__(self, network: Network, setup: dict[str, Any]) -> None:
+        self.network = network
+        self.ports = [port.fileno() for port in network.ports]
+        self.links: dict[tuple[int, int], DirectedLink] = {}
+        for number, link in enumerate(setup["links"]):
+            settings = control.settings_from(link["settings"])
+            self.links[link["src"], link["dst"]] = DirectedLink(settings, setup["seed"] + number)
+        # hops[i] maps the region octet of a destination to the link that leads there from region i.
+        self.hops = [
+            {dst: self.links[src, via] for dst, via in enumerate(row) if via is not None}
+            for src, row in enumerate(setup["hops"])
+        ]
+        self.drops = [0] * len(self.ports)
+        self.write_errors = 0
+
+    def run(self, channel: socket.socket) -> None:
+        """Carry packets and answer requests."""
+        ends = [(link, dst, self.ports[dst]) for (_, dst), link in self.links.items()]
+        source = {fd: number for number, fd in enumerate(self.ports)}
+        watched, control_fd = [*self.ports, channel.fileno()], channel.fileno()
+        now_ns, wait = time.monotonic_ns, select.select
+        while True:
+            next_ns = 0
+            now = now_ns()
+            for link, dst, port in ends:
+                waiting = link.waiting
+                if not waiting:
+                    continue
+                if waiting[0][0] <= now:
+                    self._release(link, dst, port)
+                    now = now_ns()
+                if waiting and (not next_ns or waiting[0][0] < next_ns):
+                    next_ns = waiting[0][0]
+            timeout = None if not next_ns else max(next_ns - now, 0) * 1e-9
+            for fd in wait(watched, (), (), timeout)[0]:
+                if fd != control_fd:
+                    self._read(source[fd], fd)
+                elif not self._answer(channel):
+                    return
+
+    def _release(self, link: DirectedLink, dst: int, port: int) -> None:
+        """Hand over what is due: to the router at the link's end, or to the next link where that is only on the way."""
+        waiting, now_ns, write = link.waiting, time.monotonic_ns, os.write
+        now = now_ns()
+        while waiting and waiting[0][0] <= now:
+            due, frame = waiting.popleft()
+            link.late(now - due)
+            if frame[REGION_AT] == dst:
+                try:
+                    write(port, frame)
+                except OSError:
+                    self.write_errors += 1
+            elif onward := self.hops[dst].get(frame[REGION_AT]):
+                onward.offer(frame, due)
+            now = now_ns()
+
+    def _read(self, region: int, fd: int) -> None:
+        hops, now_ns, read = self.hops[region], time.monotonic_ns, os.read
+        for _ in range(_BATCH):
+            try:
+                frame = read(fd, MAX_FRAME)
+            except BlockingIOError:
+                return
+            if len(frame) >= HEAD + 20 and frame[HEAD] >> 4 == 4 and (link := hops.get(frame[REGION_AT])):
+                link.offer(frame, now_ns())
+
+    def _answer(self, channel: socket.socket) -> bool:
+        request = control.receive(channel)
+        if request is None or request["do"] == "close":
+            return False
+        if request["do"] == "set":
+            link = self.links[request["src"], request["dst"]]
+            link.set(control.settings_from(request["settings"]), time.monotonic_ns())
+        control.send(channel, self._counters() if request["do"] == "counters" else {})
+        return True
+
+    def _counters(self) -> dict[str, Any]:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        for number, port in enumerate(self.network.ports):
+            self.drops[number] += port_drops(port)
+        return {
+            "cpu_s": used.ru_utime + used.ru_stime,
+            "port_drops": sum(self.drops),
+            "write_errors": self.write_errors,
+            "links": [
+                {
+                    "src": src, "dst": dst, "packets": link.packets, "wire_bytes": link.wire_bytes,
+                    "dropped_queue": link.dropped_queue, "dropped_loss": link.dropped_loss,
+                    "dropped_down": link.dropped_down, "queue_bytes_max": link.queue_bytes_max,
+                    "late_p99_s": link.late_p99_s(),
+                }
+                for (src, dst), link in self.links.items()
+            ],
+        }
+
+
+def main(control_fd: int) -> int:
+    """Set up what the launcher asks for, carry packets, take everything down."""
+    channel = socket.socket(fileno=control_fd)
+    setup = control.receive(channel)
+    if setup is None:
+        return 0
+    try:
+        needed_user = namespaces.become_owner()
+        network = build(tuple(setup["nodes"]), TcpSettings(**setup["tcp"]))
+    except OSError as error:
+        control.send(channel, {"refused": error.errno, "error": str(error)})
+        return 1
+    except ValueError as error:
+        control.send(channel, {"error": str(error)})
+        return 1
+    line = Line(network, setup)
+    libc = ctypes.CDLL(None)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # only now: entering a user namespace clears it
+    libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    nodes = tuple(fd for row in network.node_fds for fd in row)
+    user = (namespaces.open_user(),) if needed_user else ()
+    answer = {"user": needed_user, "fifo": _rise(), "congestion": network.congestion, "descriptors": len(user + nodes)}
+    control.send(channel, answer, user + nodes)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        line.run(channel)
+    finally:
+        everywhere = (*nodes, *network.router_fds)
+        processes.end(lambda: processes.living_in(everywhere), grace_s=1.0)
+    return 0
+
+
+def _rise() -> bool:
+    """Run before everything else on the machine; False where this process may not."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_FIFO_PRIORITY))
+    except PermissionError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,365 @@
+"""Open a tunnel: nodes to start programs in, links that can be changed while they run, counters to read."""
+
+import heapq
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from isthmus.emulate import control, processes, refusal, state
+from isthmus.emulate.link import MTU, LinkSettings, default_queue_bytes
+from isthmus.emulate.network import TcpSettings, node_address
+from isthmus.errors import InputError, nearest
+
+__all__ = ["EmulatedLink", "LineCounters", "LinkChange", "LinkCounters", "StartOptions", "Tunnel", "open_tunnel"]
+
+_WHERE = "wind tunnel"
+_LIMIT_REGIONS, _LIMIT_NODES = 64, 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatedLink:
+    """A link between two regions, the same both ways until `Tunnel.set_link` changes one.
+
+    Attributes:
+        between: Names of the two regions.
+        rate_bytes_per_s: IP bytes per direction; None for no limit.
+        rtt_s: Round trip of the idle link, half of it each way.
+        jitter_s: Peak deviation of the one-way delay; at most half of `rtt_s`.
+        loss: Probability that a wire packet of up to 1,500 bytes is lost, one way, each by itself.
+        queue_bytes: IP bytes that may wait at each end; None means one bandwidth-delay product, 128 KiB at least.
+        up: False cuts it.
+    """
+
+    between: tuple[str, str]
+    rate_bytes_per_s: float | None
+    rtt_s: float
+    jitter_s: float = 0.0
+    loss: float = 0.0
+    queue_bytes: float | None = None
+    up: bool = True
+
+
+class LinkChange(TypedDict, total=False):
+    """What may change on a running link; what is not named stays."""
+
+    rate_bytes_per_s: float | None
+    rtt_s: float
+    jitter_s: float
+    loss: float
+    queue_bytes: float | None
+    up: bool
+
+
+class StartOptions(TypedDict, total=False):
+    """How a program starts: as in `subprocess.Popen`; `measuring` puts it above the ranks and below the delay line."""
+
+    env: Mapping[str, str] | None
+    stdin: Any
+    stdout: Any
+    stderr: Any
+    cwd: str | os.PathLike[str] | None
+    measuring: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCounters:
+    """One direction since the tunnel opened, in wire packets and IP bytes.
+
+    Attributes:
+        packets: Taken by the queue; lost ones are among them, those dropped by the queue are not.
+        wire_bytes: Of `packets`.
+        dropped_queue: Refused by the full queue.
+        dropped_loss: Lost at random.
+        dropped_down: Lost because the link was down.
+        queue_bytes_max: The most that waited.
+        late_p99_s: 99 of 100 frames left at most this late; beyond a few per cent of the RTT the run is not to be trusted.
+    """
+
+    packets: int
+    wire_bytes: int
+    dropped_queue: int
+    dropped_loss: int
+    dropped_down: int
+    queue_bytes_max: float
+    late_p99_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineCounters:
+    """The delay line itself since the tunnel opened; `port_drops` and `write_errors` are frames it failed to carry."""
+
+    cpu_s: float
+    port_drops: int
+    write_errors: int
+
+
+class Tunnel:
+    """An open tunnel; `open_tunnel` makes it and takes it down.
+
+    Attributes:
+        congestion: TCP congestion control of the routes across the WAN.
+        fifo: The delay line runs before everything else; where False, ranks run after everything else instead.
+        rootless: A user namespace was needed.
+        folder: Temporary files put here go with the tunnel, also by `clean` after a kill.
+    """
+
+    def __init__(self, regions: Mapping[str, int], links: Sequence[EmulatedLink], run: state.Run) -> None:
+        self._regions = dict(regions)
+        self._order = {name: number for number, name in enumerate(regions)}
+        self._links: dict[tuple[str, str], EmulatedLink] = {}
+        for link in links:
+            self._links[link.between] = self._links[link.between[::-1]] = link
+        self._run, self.folder = run, run.folder
+        self._lock = threading.Lock()
+        self._ranks: list[subprocess.Popen[Any]] = []
+        # Children die with the thread that made them (PR_SET_PDEATHSIG), so one thread that lasts makes them all.
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="isthmus-start")
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-P", "-m", "isthmus.emulate.line", str(theirs.fileno())]
+        environment = control.own_packages(dict(os.environ)) | {processes.TOKEN: run.token}
+        self._line = self._on_starter(
+            lambda: subprocess.Popen(
+                command, env=environment, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        )
+        theirs.close()
+        run.started(self._line.pid)
+        self._user_fd: int | None = None
+        self._node_fds: dict[tuple[str, int], int] = {}
+        self.congestion, self.fifo, self.rootless = "", False, False
+
+    def address(self, region: str, node: int) -> str:
+        """IPv4 address of a node, on its interface eth0."""
+        self._check_node(region, node)
+        return node_address(self._order[region], node)
+
+    def start(self, region: str, node: int, argv: Sequence[str], **options: Unpack[StartOptions]) -> subprocess.Popen[Any]:
+        """Start a program in a node. It runs below the delay line, in its own session, and dies with this process.
+
+        Where the program cannot be run the process says so on its stderr and exits with 127.
+
+        Raises:
+            InputError: There is no such node.
+        """
+        self._check_node(region, node)
+        net = self._node_fds[region, node]
+        user = self._user_fd
+        policy = "normal" if self.fifo else "idle"
+        if options.get("measuring"):
+            policy = "fifo" if self.fifo else "normal"
+        enter = str(Path(__file__).with_name("enter.py"))
+        command = [
+            sys.executable, "-I", "-S", enter, str(os.getpid()), "-" if user is None else str(user), str(net), policy,
+            "--", *argv,
+        ]
+        given = options.get("env")
+        environment = dict(os.environ if given is None else given) | {processes.TOKEN: self._run.token}
+        process = self._on_starter(
+            lambda: subprocess.Popen(
+                command, env=environment, cwd=options.get("cwd"), stdin=options.get("stdin", subprocess.DEVNULL),
+                stdout=options.get("stdout"), stderr=options.get("stderr"), start_new_session=True,
+                pass_fds=(net,) if user is None else (net, user),
+            )
+        )
+        self._run.started(process.pid)
+        self._ranks.append(process)
+        return process
+
+    def set_link(self, src: str, dst: str, *, both: bool = True, **change: Unpack[LinkChange]) -> None:
+        """Change the link from `src` to `dst`, and back unless `both` is False, while packets are on it.
+
+        Raises:
+            InputError: There is no such link, or a value no link can have.
+        """
+        if (src, dst) not in self._links:
+            raise InputError(_WHERE, f"no link joins {src!r} and {dst!r}", f"links: {_shown(self._links)}")
+        for ends in ((src, dst), (dst, src))[: 1 + both]:
+            link = replace(self._links[ends], **change)
+            _check_link(link, self._regions)
+            self._links[ends] = link
+            self._ask({"do": "set", "src": self._order[ends[0]], "dst": self._order[ends[1]], "settings": _settings(link)})
+
+    def counters(self) -> dict[tuple[str, str], LinkCounters]:
+        """Counters of every direction, by (from, to)."""
+        names = list(self._order)
+        found: dict[tuple[str, str], LinkCounters] = {}
+        for each in self._ask({"do": "counters"})["links"]:
+            ends = names[each.pop("src")], names[each.pop("dst")]
+            found[ends] = LinkCounters(**each)
+        return found
+
+    def line(self) -> LineCounters:
+        """Counters of the delay line itself."""
+        answer = self._ask({"do": "counters"})
+        return LineCounters(**{name: answer[name] for name in LineCounters.__slots__})
+
+    def open(self, setup: dict[str, Any]) -> None:
+        """Have the delay line build the network; part of `open_tunnel`."""
+        answer = self._ask(setup)
+        if "refused" in answer:
+            switches = {name: refusal.setting(name) for name in refusal.SWITCHES}
+            raise refusal.explain(answer["refused"], switches)
+        if "error" in answer:
+            raise InputError(_WHERE, answer["error"])
+        descriptors = control.receive_descriptors(self._channel, answer["descriptors"])
+        self.congestion, self.fifo, self.rootless = answer["congestion"], answer["fifo"], answer["user"]
+        if self.rootless:
+            self._user_fd = descriptors.pop(0)
+        names = [(name, node) for name, count in self._regions.items() for node in range(count)]
+        self._node_fds = dict(zip(names, descriptors, strict=True))
+
+    def close(self) -> None:
+        """End all programs, the delay line and with them the network; part of `open_tunnel`."""
+        for process in self._ranks:
+            if process.poll() is None:
+                process.terminate()
+        for process in self._ranks:
+            try:
+                process.wait(timeout=2)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._channel.close()  # the line reads the end of the stream and ends what else lives in the nodes
+        try:
+            self._line.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            self._line.kill()
+            self._line.wait()
+        for fd in (*self._node_fds.values(), *filter(None, [self._user_fd])):
+            os.close(fd)
+        self._starter.shutdown()
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            try:
+                return control.ask(self._channel, request)
+            except EOFError:
+                code = self._line.wait()
+                raise RuntimeError(f"the delay line ended by itself (exit status {code}); see its message above") from None
+
+    def _on_starter(self, make: Callable[[], subprocess.Popen[Any]]) -> subprocess.Popen[Any]:
+        return self._starter.submit(make).result()
+
+    def _check_node(self, region: str, node: int) -> None:
+        if region not in self._regions:
+            raise InputError(_WHERE, f"no region is called {region!r}", nearest(region, self._regions))
+        if not 0 <= node < self._regions[region]:
+            raise InputError(_WHERE, f"{region} has no node {node}", f"its nodes are 0 to {self._regions[region] - 1}")
+
+
+@contextmanager
+def open_tunnel(
+    nodes: Mapping[str, int], links: Sequence[EmulatedLink], tcp: TcpSettings | None = None, seed: int | None = None
+) -> Iterator[Tunnel]:
+    """Build nodes and links, lend the tunnel, and take everything down again, whatever happens inside.
+
+    Args:
+        nodes: Region name -> number of nodes.
+        links: At most one a pair of regions. Regions without a link of their own reach each other over the others',
+            by the smallest RTT.
+        tcp: TCP inside the nodes.
+        seed: Of losses and jitter; None draws one.
+
+    Raises:
+        InputError: A link or region that cannot be; this is not Linux; the kernel refuses namespaces (the switch that
+            forbids it is named); the congestion control asked for does not exist.
+    """
+    _check(nodes, links)
+    if sys.platform != "linux":
+        refusal.probe()
+    order = {name: number for number, name in enumerate(nodes)}
+    directed = [(ends, link) for link in links for ends in (link.between, link.between[::-1])]
+    setup = {
+        "nodes": list(nodes.values()),
+        "tcp": {name: getattr(tcp or TcpSettings(), name) for name in TcpSettings.__slots__},
+        "links": [{"src": order[src], "dst": order[dst], "settings": _settings(link)} for (src, dst), link in directed],
+        "hops": next_hops(len(nodes), {(order[src], order[dst]): link.rtt_s for (src, dst), link in directed}),
+        "seed": random.SystemRandom().getrandbits(48) if seed is None else seed,
+    }
+    run = state.open_run()
+    try:
+        tunnel = Tunnel(nodes, links, run)
+        try:
+            tunnel.open(setup)
+            yield tunnel
+        finally:
+            tunnel.close()
+    finally:
+        run.remove()
+
+
+def next_hops(regions: int, rtt_s: Mapping[tuple[int, int], float]) -> list[list[int | None]]:
+    """`[i][j]`: where region i sends what is meant for region j, by the smallest sum of RTTs; None where no way leads."""
+    table: list[list[int | None]] = []
+    for start in range(regions):
+        first: list[int | None] = [None] * regions
+        best = {start: 0.0}
+        queue: list[tuple[float, int, int | None]] = [(0.0, start, None)]
+        while queue:
+            far, here, via = heapq.heappop(queue)
+            if far > best[here]:
+                continue
+            first[here] = via
+            for (src, dst), rtt in rtt_s.items():
+                if src == here and far + rtt < best.get(dst, float("inf")):
+                    best[dst] = far + rtt
+                    heapq.heappush(queue, (far + rtt, dst, dst if via is None else via))
+        table.append(first)
+    return table
+
+
+def _settings(link: EmulatedLink) -> dict[str, Any]:
+    queue = link.queue_bytes if link.queue_bytes is not None else default_queue_bytes(link.rate_bytes_per_s, link.rtt_s)
+    return control.settings_to(
+        LinkSettings(
+            rate_bytes_per_s=link.rate_bytes_per_s, delay_s=link.rtt_s / 2, jitter_s=link.jitter_s, loss=link.loss,
+            queue_bytes=queue, up=link.up,
+        )
+    )
+
+
+def _check(nodes: Mapping[str, int], links: Sequence[EmulatedLink]) -> None:
+    if not 1 <= len(nodes) <= _LIMIT_REGIONS:
+        raise InputError(_WHERE, f"{len(nodes)} regions, expected 1 to {_LIMIT_REGIONS}")
+    for name, count in nodes.items():
+        if not 1 <= count <= _LIMIT_NODES:
+            raise InputError(_WHERE, f"{name} has {count} nodes, expected 1 to {_LIMIT_NODES}")
+    seen: set[frozenset[str]] = set()
+    for link in links:
+        _check_link(link, nodes)
+        if frozenset(link.between) in seen:
+            raise InputError(_WHERE, f"two links join {link.between[0]} and {link.between[1]}", "merge them into one")
+        seen.add(frozenset(link.between))
+
+
+def _check_link(link: EmulatedLink, nodes: Mapping[str, int]) -> None:
+    name = "-".join(link.between)
+    for end in link.between:
+        if end not in nodes:
+            raise InputError(_WHERE, f"the link {name} ends in {end!r}, which is no region", nearest(end, nodes))
+    faults = {
+        "joins a region to itself": link.between[0] == link.between[1],
+        f"has the rate {link.rate_bytes_per_s}, expected more than 0 bytes/s": (link.rate_bytes_per_s or 1) <= 0
+        or link.rate_bytes_per_s == 0,
+        f"has the RTT {link.rtt_s} s, expected 0 to 60": not 0 <= link.rtt_s <= 60,
+        f"has the jitter {link.jitter_s} s, expected 0 to half its RTT": not 0 <= link.jitter_s <= link.rtt_s / 2,
+        f"has the loss {link.loss}, expected 0 to 1": not 0 <= link.loss <= 1,
+        f"has a queue of {link.queue_bytes} bytes, expected one packet of {MTU} at least": (link.queue_bytes or MTU) < MTU
+        or link.queue_bytes == 0,
+    }
+    for fault, present in faults.items():
+        if present:
+            raise InputError(_WHERE, f"the link {name} {fault}")
+
+
+def _shown(links: Mapping[tuple[str, str], EmulatedLink]) -> str:
+    return ", ".join(sorted({"-".join(link.between) for link in links.values()})) or "none"
