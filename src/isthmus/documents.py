@@ -5,21 +5,23 @@ refuses duplicate and unknown keys, and turns every fault into `file:line`, what
 the nearest valid name.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
+from re import fullmatch, search
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, field_validator
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from yaml.reader import ReaderError
 
 from isthmus.errors import InputError, nearest
 from isthmus.units import BYTES, BYTES_PER_SECOND, FRACTION, METRES, SECONDS, WATTS, Unit, quantity
 
 __all__ = [
-    "Document", "Fraction", "LengthM", "Lines", "PowerW", "RateBytesPerS", "SizeBytes", "TimeS",
+    "Count", "Document", "Fraction", "LengthM", "Lines", "PowerW", "RateBytesPerS", "SizeBytes", "TimeS",
     "load_document", "parse_document", "read_text",
 ]
 
@@ -30,17 +32,27 @@ Path_ = tuple[str | int, ...]
 
 
 class Document(BaseModel):
-    """Base of every document model: unknown keys are errors, values are frozen."""
+    """Base of every document model: unknown keys are errors, values are frozen, true and false are never numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_booleans_elsewhere(cls, value: object, info: ValidationInfo) -> object:
+        annotation = cls.model_fields[info.field_name].annotation if info.field_name else None
+        if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
+            raise ValueError(f"found {str(value).lower()}, which YAML reads as true or false; put text in quotes")
+        return value
 
 
 def _reader(unit: Unit) -> BeforeValidator:
     def read(value: object) -> object:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise ValueError(f"expected {unit.name} such as {unit.example!r}")
+            raise ValueError(f"found {_describe(value)}, expected {unit.name} such as {unit.example!r}")
         if isinstance(value, str):
             return quantity(value, unit)
+        if not isfinite(value):
+            raise ValueError(f"{value!r} is not a finite number; write {unit.name} such as {unit.example!r}")
         if unit is not FRACTION and value != 0:
             raise ValueError(f"{value!r} has no unit; write {unit.name} such as {unit.example!r}")
         return float(value)
@@ -48,6 +60,13 @@ def _reader(unit: Unit) -> BeforeValidator:
     return BeforeValidator(read, json_schema_input_type=str | float if unit is FRACTION else str)
 
 
+def _whole(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"found {_describe(value)}, expected a whole number")
+    return value
+
+
+Count = Annotated[int, BeforeValidator(_whole, json_schema_input_type=int)]
 TimeS = Annotated[float, _reader(SECONDS)]
 SizeBytes = Annotated[float, _reader(BYTES)]
 RateBytesPerS = Annotated[float, _reader(BYTES_PER_SECOND)]
@@ -116,15 +135,15 @@ def load_document(path: Path | str, model: type[ModelT]) -> tuple[ModelT, Lines]
 def parse_document(text: str, source: str, model: type[ModelT]) -> tuple[ModelT, Lines]:
     """As `load_document`, for text already in hand; `source` is its name in messages."""
     data, lines = _tree(text, source)
+    expected = f"expected the keys {', '.join(_names(model))}"
     if data is None:
-        raise InputError(source, "is empty", f"expected the keys {', '.join(model.model_fields)}")
+        raise InputError(source, "is empty", expected)
     if not isinstance(data, dict):
-        raise InputError(lines.where(), f"expected keys and values, found {_describe(data)}",
-                         f"expected the keys {', '.join(model.model_fields)}")
+        raise InputError(lines.where(), f"expected keys and values, found {_describe(data)}", expected)
     try:
         return model.model_validate(data), lines
     except ValidationError as error:
-        raise _explain(error, model, lines) from None
+        raise _explain(error, model, data, lines) from None
 
 
 def _tree(text: str, source: str) -> tuple[Any, Lines]:
@@ -136,12 +155,19 @@ def _tree(text: str, source: str) -> tuple[Any, Lines]:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         raise InputError(f"{source}:{line}", f"is not YAML: {error.problem or error.context}",
-                         "check the indentation, colons and quotes near this line") from None
-    except yaml.YAMLError as error:
-        raise InputError(source, f"is not YAML: {str(error).splitlines()[0]}") from None
+                         "check the indentation, colons and quotes near this line; indent with spaces, not tabs") from None
+    except ReaderError as error:
+        raise InputError(f"{source}:{_line_of_control(text)}", f"is not YAML: {error.reason}",
+                         "is this a text file?") from None
     if root is None:
         return None, lines
     return _Builder(lines).build(root, (), ()), lines
+
+
+def _line_of_control(text: str) -> int:
+    """The line of the first character that YAML does not allow."""
+    bad = search("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", text)
+    return text[: bad.start()].count("\n") + 1 if bad else 1
 
 
 def _bound_nesting(text: str, source: str) -> None:
@@ -168,11 +194,14 @@ class _Builder:
         self.lines.at.setdefault(path, line)
         self.count += 1
         if id(node) in above:
-            raise InputError(f"{self.lines.source}:{line}", "an alias refers to something that contains it",
-                             "write the value out instead of *alias")
+            raise self.error(line, "an alias refers to something that contains it", "write the value out instead of *alias")
         if self.count > NODE_LIMIT:
-            raise InputError(f"{self.lines.source}:{line}", f"expands to more than {NODE_LIMIT} values",
-                             "aliases that repeat aliases grow exponentially; write the values out")
+            raise self.error(line, f"expands to more than {NODE_LIMIT} values",
+                             "aliases that repeat aliases grow exponentially; write the values out")  # fmt: skip
+        if len(path) > DEPTH_LIMIT:
+            raise self.error(line, f"is nested more than {DEPTH_LIMIT} deep through aliases", "write the values out")
+        if node.tag not in _PLAIN_TAGS:
+            raise self.error(line, f"the YAML tag {_describe(node.tag)} is not read here", "write the plain value without a tag")
         match node:
             case MappingNode():
                 return self.mapping(node, path, (*above, id(node)))
@@ -183,62 +212,121 @@ class _Builder:
             case _:
                 raise AssertionError(f"unexpected YAML node {node!r}")
 
+    def error(self, line: int, found: str, hint: str = "") -> InputError:
+        return InputError(f"{self.lines.source}:{line}", found, hint)
+
     def mapping(self, node: MappingNode, path: Path_, above: tuple[int, ...]) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, ScalarNode):
-                raise InputError(f"{self.lines.source}:{line}", "a key must be a plain word")
+                raise self.error(line, "a key must be a plain word")
             key = key_node.value
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                raise self.error(line, "merge keys ('<<') are not read", "write the values out")
             if key in result:
-                raise InputError(f"{self.lines.source}:{line}", f"the key {key!r} is given twice",
-                                 f"first at line {self.lines.at[(*path, key)]}; keep one")
+                raise self.error(line, f"the key {_describe(key)} is given twice",
+                                 f"first at line {self.lines.at[(*path, key)]}; keep one")  # fmt: skip
             self.lines.at[(*path, key)] = line
             result[key] = self.build(value_node, (*path, key), above)
         return result
 
     def scalar(self, node: ScalarNode, line: int) -> Any:
+        """A plain value; numbers only as people write them: YAML's octal 010 and base-60 1:30 are traps, and refused."""
+        if node.tag.endswith((":int", ":float")) and not fullmatch(_PLAIN_NUMBER, node.value):
+            raise self.error(line, f"{_describe(node.value)} is a number in a notation that is not read here",
+                             "write it in base 10, without leading zeros; put text in quotes")  # fmt: skip
         try:
             value = self.safe.construct_object(node)
         except (yaml.YAMLError, ValueError):
-            raise InputError(f"{self.lines.source}:{line}", f"{node.value!r} cannot be read as {node.tag}") from None
-        # Dates and binaries are YAML's idea of what the user meant, never ours: keep the text.
+            raise self.error(line, f"{_describe(node.value)} cannot be read as {node.tag.rpartition(':')[2]}") from None
+        # Dates are YAML's idea of what the user meant, never ours: keep the text.
         return value if isinstance(value, str | int | float | bool | None) else node.value
 
 
-def _explain(error: ValidationError, model: type[Document], lines: Lines) -> InputError:
+_PLAIN_NUMBER = r"[-+]?((0|[1-9][0-9_]*)(\.[0-9_]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+_PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp")}
+_SIGNS = {"regions": "fabric", "wan": "fabric", "strategy": "plan", "prediction": "plan", "model": "workload"}
+_EXPECTED = {
+    "string_type": "text", "int_type": "a whole number", "int_parsing": "a whole number", "int_from_float": "a whole number",
+    "float_type": "a number", "float_parsing": "a number", "bool_type": "true or false", "bool_parsing": "true or false",
+    "list_type": "a list", "dict_type": "keys and values", "model_type": "keys and values", "finite_number": "a finite number",
+    "model_attributes_type": "keys and values",
+}  # fmt: skip
+_BOUNDS = {
+    "greater_than": ("gt", "more than"), "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"), "less_than_equal": ("le", "at most"),
+}  # fmt: skip
+
+
+def _explain(error: ValidationError, model: type[Document], data: dict[str, Any], lines: Lines) -> InputError:
     """The first fault of a pydantic report in our words; unknown keys first, since they explain missing ones."""
     faults = sorted(error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden")
     fault = faults[0]
-    path = tuple(part for part in fault["loc"] if isinstance(part, int) or (part,) and _is_key(part, fault["loc"], lines))
+    path = _path_in_file(fault["loc"], lines)
     name = str(path[-1]) if path else str(fault["loc"][-1])
+    if path and isinstance(path[-1], int):
+        name = f"entry {path[-1] + 1} of {path[-2] if len(path) > 1 else 'the list'}"
     more = f" ({len(faults) - 1} more fault{'s' * (len(faults) > 2)} in this file)" if len(faults) > 1 else ""
+    found = _describe(_value_at(data, path))
     match fault["type"]:
         case "extra_forbidden":
-            siblings = _fields_at(model, path[:-1])
-            return lines.error(path, f"unknown key {name!r}{more}", nearest(name, siblings) if siblings else "")
+            return lines.error(path, f"unknown key {_describe(path[-1])}{more}", _key_hint(model, path))
         case "missing":
-            missing = str(fault["loc"][-1])
-            return lines.error(path, f"the key {missing!r} is missing{more}", f"every {_holder(path)} needs it")
+            return lines.error(path, f"the key {str(fault['loc'][-1])!r} is missing{more}", f"every {_holder(path)} needs it")
         case "literal_error" | "enum":
             expected = str(fault.get("ctx", {}).get("expected", ""))
             choices = [word.strip("'\" ") for word in expected.replace(" or ", ", ").split(",")]
-            return lines.error(path, f"{name}: found {fault['input']!r}, expected one of {', '.join(choices)}{more}",
-                               nearest(str(fault["input"]), choices))
+            wrong = fault["input"]
+            return lines.error(path, f"{name}: found {found}, expected one of {', '.join(choices)}{more}",
+                               nearest(wrong, choices) if isinstance(wrong, str) else "")  # fmt: skip
         case "value_error":
-            return lines.error(path, f"{name}: {fault['ctx']['error']}{more}")
+            return lines.error(path, f"{name}: {fault.get('ctx', {}).get('error')}{more}")
         case _:
-            return lines.error(path, f"{name}: found {_describe(fault['input'])}, {_sentence(fault['msg'])}{more}")
+            return lines.error(path, f"{name}: found {found}, {_expectation(fault['type'], fault.get('ctx', {}), fault['msg'])}{more}")
 
 
-def _is_key(part: str | int, loc: tuple[str | int, ...], lines: Lines) -> bool:
-    """Whether a part of a pydantic location is a key of the file (and not the name of a union member)."""
-    return any(part in known for known in lines.at) or part == loc[-1]
+def _expectation(kind: str, context: dict[str, Any], message: str) -> str:
+    if kind in _EXPECTED:
+        return f"expected {_EXPECTED[kind]}"
+    if kind in _BOUNDS:
+        key, words = _BOUNDS[kind]
+        limit = context[key]
+        return f"expected {words} {limit:g}" if isinstance(limit, float) and abs(limit) >= 1e6 else f"expected {words} {limit}"
+    match kind:
+        case "string_pattern_mismatch":
+            return f"expected text of the form {context['pattern']}"
+        case "string_too_short" | "string_too_long":
+            return f"expected {'at least' if 'min_length' in context else 'at most'} {context.get('min_length', context.get('max_length'))} characters"
+        case "too_short" | "too_long":
+            wanted = context.get("min_length", context.get("max_length"))
+            return f"expected {'at least' if kind == 'too_short' else 'at most'} {wanted} entries"
+        case _:
+            return message[0].lower() + message[1:]
 
 
-def _sentence(message: str) -> str:
-    lowered = message[0].lower() + message[1:]
-    return lowered.replace("input should be", "expected").replace("should be", "expected", 1) if "nput should" in message else lowered
+def _key_hint(model: type[Document], path: Path_) -> str:
+    """The nearest key; or, where the file is another kind of document, which one."""
+    siblings = _fields_at(model, path[:-1])
+    word = str(path[-1])
+    if len(path) == 1 and word in _SIGNS and _SIGNS[word] != model.__name__.removesuffix("Document").lower():
+        return f"this looks like a {_SIGNS[word]}; expected the keys {', '.join(_names(model))}"
+    return nearest(word, siblings) if siblings else ""
+
+
+def _path_in_file(loc: tuple[str | int, ...], lines: Lines) -> Path_:
+    """The parts of a pydantic location that are keys and indices of the file (others name union members)."""
+    path: Path_ = ()
+    for part in loc:
+        if (*path, part) in lines.at:
+            path = (*path, part)
+    return path
+
+
+def _value_at(data: Any, path: Path_) -> Any:
+    for part in path:
+        data = data[part]
+    return data
 
 
 def _holder(path: Path_) -> str:
@@ -254,20 +342,32 @@ def _describe(value: object) -> str:
             return "keys and values"
         case list():
             return "a list"
+        case bool():
+            return str(value).lower()
+        case str():
+            return repr(value) if len(value) < 80 else repr(value[:77]) + "..."
+        case int() if abs(value) >= 10**40:
+            return "a number of more than 40 digits"
         case _:
-            return repr(value) if len(repr(value)) < 80 else repr(value)[:77] + "..."
+            return repr(value)
+
+
+def _names(model: type[BaseModel]) -> list[str]:
+    """Keys as the file writes them."""
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def _fields_at(model: type[BaseModel], path: Path_) -> list[str]:
-    """Names of the keys allowed in the mapping at `path` of a document of type `model`."""
+    """Keys allowed in the mapping at `path` of a document of type `model`."""
     candidates: list[type[BaseModel]] = [model]
     for part in path:
         deeper: list[type[BaseModel]] = []
         for candidate in candidates:
-            if isinstance(part, str) and part in candidate.model_fields:
-                deeper += _models_in(candidate.model_fields[part].annotation)
+            for name, field in candidate.model_fields.items():
+                if part == (field.alias or name):
+                    deeper += _models_in(field.annotation)
         candidates = deeper or candidates  # an index or a free key (a region's name) stays on the same models
-    return sorted({name for candidate in candidates for name in candidate.model_fields})
+    return sorted({name for candidate in candidates for name in _names(candidate)})
 
 
 def _models_in(annotation: object) -> list[type[BaseModel]]:
@@ -276,6 +376,3 @@ def _models_in(annotation: object) -> list[type[BaseModel]]:
     if get_origin(annotation) in (Union, UnionType, list, dict, tuple, Annotated):
         return [model for argument in get_args(annotation) for model in _models_in(argument)]
     return []
-
-
-Validator = Callable[[object], object]

@@ -38,7 +38,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return `did you mean 'x'?`, or the list of what is known when nothing is near."""
     names = sorted(known)
     lowered = {candidate.lower(): candidate for candidate in names}
-    close = get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
+    close = get_close_matches(name[:200].lower(), lowered, n=1, cutoff=0.6)
     if close:
         return f"did you mean {lowered[close[0]]!r}?"
     shown = ", ".join(names[:24]) + (f", ... ({len(names)} in all)" if len(names) > 24 else "")

@@ -6,6 +6,7 @@ Inside isthmus every quantity is seconds, bytes, bytes/s, FLOP/s, metres or watt
 
 import re
 from dataclasses import dataclass
+from math import isfinite
 
 __all__ = [
     "BYTES", "BYTES_PER_SECOND", "FLOP_PER_SECOND", "FRACTION", "METRES", "SECONDS", "WATTS",
@@ -69,6 +70,8 @@ def quantity(text: str, unit: Unit) -> float:
         what = f"has no known unit: {suffix!r}" if suffix else "has no unit"
         known = ", ".join(name for name in unit.factors if name)
         raise ValueError(f"{text!r} {what}; {unit.name} takes one of {known} (e.g. {unit.example!r})")
+    if not isfinite(number):
+        raise ValueError(f"{text!r} is too large to be {unit.name} (e.g. {unit.example!r})")
     return number * unit.factors[suffix]
 
 

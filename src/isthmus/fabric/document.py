@@ -1,0 +1,92 @@
+"""The fabric document: what a user writes, before any look-up. `resolve.py` turns it into `model.Fabric`.
+
+A field left out takes the catalogue's value of the node kind; every field given here wins over the catalogue.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from isthmus.documents import Count, Document, Fraction, LengthM, PowerW, RateBytesPerS, SizeBytes, TimeS
+from isthmus.fabric.model import InNodeKind, NetworkKind, NetworkShape, Transport
+
+__all__ = ["CableEntry", "FabricDocument", "LinkClass", "NetworkEntry", "NicsEntry", "NodesEntry", "RegionEntry", "WanEntry"]
+
+LinkClass = Literal["dark-fibre", "leased-wave", "mpls", "internet", "vpc"]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
+Some = Annotated[Count, Field(ge=1, le=100_000)]
+PositiveRate = Annotated[RateBytesPerS, Field(gt=0, le=1e15)]
+Share = Annotated[Fraction, Field(ge=0, lt=1)]
+
+
+class NicsEntry(Document):
+    """The network adapters of one node that carry training traffic."""
+
+    count: Some | None = Field(default=None, description="Adapters a node; the node kind's own number if left out.")
+    kind: str | None = Field(default=None, description="Catalogue name, such as connectx-7.")
+    slot: Annotated[str, Field(pattern=r"^[1-6]\.0 x(1|2|4|8|16|32)$")] | None = Field(
+        default=None, description="PCIe slot each adapter sits in, such as 5.0 x16."
+    )
+
+
+class NodesEntry(Document):
+    """A group of identical nodes."""
+
+    count: Some
+    kind: str = Field(description="Catalogue name of the node, such as hgx-h100 (isthmus catalog nodes).")
+    gpu: str | None = Field(default=None, description="GPU in place of the node kind's own.")
+    gpus: Annotated[Count, Field(ge=1, le=1024)] | None = Field(default=None, description="GPUs a node.")
+    nics: NicsEntry | None = None
+    wiring: InNodeKind | None = Field(default=None, description="How the GPUs of a node reach each other.")
+    power: Annotated[PowerW, Field(gt=0)] | None = Field(default=None, description="Power of one node.")
+
+
+class CableEntry(Document):
+    """Cables of one kind and length in a region's network."""
+
+    kind: str = Field(description="Catalogue name, such as passive-copper (isthmus catalog cables).")
+    length: Annotated[LengthM, Field(gt=0, le=1e7)]
+
+
+class NetworkEntry(Document):
+    """The network between the nodes of a region."""
+
+    kind: NetworkKind
+    rate: PositiveRate | None = Field(default=None, description="One port, per direction; the slowest adapter's rate if left out.")
+    shape: NetworkShape | None = Field(
+        default=None, description="If left out: the smallest Clos that the switch can build; one switch where none is named."
+    )
+    switch: str | None = Field(default=None, description="Catalogue name, such as qm9700 (isthmus catalog switches).")
+    oversubscription: Annotated[float, Field(ge=1, le=64)] = Field(default=1.0, description="Down-links over up-links of a leaf.")
+    rail_optimised: bool = Field(default=True, description="Adapter i of every node hangs on the same leaf.")
+    cables: list[CableEntry] = []
+
+
+class RegionEntry(Document):
+    """One site."""
+
+    city: str | None = Field(default=None, description="Where it stands (isthmus catalog cities).")
+    nodes: Annotated[list[NodesEntry], Field(min_length=1)]
+    network: NetworkEntry | None = Field(default=None, description="May be left out for a region of one node.")
+
+
+class WanEntry(Document):
+    """A link between two regions, the same both ways."""
+
+    between: Annotated[list[str], Field(min_length=2, max_length=2)]
+    rate: PositiveRate = Field(description="IP bytes per direction that the contract or circuit carries.")
+    rtt: Annotated[TimeS, Field(gt=0, le=10)] = Field(description="Round trip of the idle link.")
+    jitter: Annotated[TimeS, Field(ge=0, le=10)] = 0.0
+    loss: Share = Field(default=0.0, description="Share of 1,500-byte packets lost, one way.")
+    transport: Transport = "tcp"
+    queue: Annotated[SizeBytes, Field(gt=0)] | None = Field(default=None, description="Buffer before the bottleneck; one BDP if left out.")
+    link_class: LinkClass | None = Field(default=None, alias="class", description="What kind of line it is.")
+    distance: Annotated[LengthM, Field(gt=0, le=5e7)] | None = Field(default=None, description="Length of the fibre route.")
+
+
+class FabricDocument(Document):
+    """Regions and the WAN that joins them."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    regions: Annotated[dict[Name, RegionEntry], Field(min_length=1, max_length=64)]
+    wan: list[WanEntry] = []
