@@ -1,14 +1,27 @@
-"""What is trained: a model's shape and one step's batch, and the parameters, operations and bytes they mean."""
+"""What is trained: a model's shape and one step's batch; the parameters, operations and bytes they mean."""
 
+from isthmus.workload.axes import Axes, check_axes, micro_batches
 from isthmus.workload.document import WorkloadDocument
 from isthmus.workload.flops import AttentionCount, Recompute, flop_per_token, forward_flop_per_token
 from isthmus.workload.huggingface import read_config
+from isthmus.workload.memory import (
+    GpuMemory,
+    StateBytes,
+    activation_bytes,
+    gpu_memory,
+    memory_bytes_per_gpu,
+    parameters_per_gpu,
+    state_bytes,
+)
 from isthmus.workload.model import ModelShape, Workload
 from isthmus.workload.parameters import active_parameter_count, mtp_parameter_count, parameter_count
 from isthmus.workload.read import preset_names, read_workload
+from isthmus.workload.traffic import Traffic, sent_bytes, traffic
 
 __all__ = [
-    "AttentionCount", "ModelShape", "Recompute", "Workload", "WorkloadDocument", "active_parameter_count",
-    "flop_per_token", "forward_flop_per_token", "mtp_parameter_count", "parameter_count", "preset_names",
-    "read_config", "read_workload",
+    "AttentionCount", "Axes", "GpuMemory", "ModelShape", "Recompute", "StateBytes", "Traffic", "Workload",
+    "WorkloadDocument", "activation_bytes", "active_parameter_count", "check_axes", "flop_per_token",
+    "forward_flop_per_token", "gpu_memory", "memory_bytes_per_gpu", "micro_batches", "mtp_parameter_count",
+    "parameter_count", "parameters_per_gpu", "preset_names", "read_config", "read_workload", "sent_bytes",
+    "state_bytes", "traffic",
 ]

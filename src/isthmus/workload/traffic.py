@@ -4,7 +4,7 @@ Conventions. `bytes_per_op` is the whole tensor of the collective: the buffer of
 reduce-scatter, the result of an all-gather, what one rank holds before an all-to-all, one message of a send.
 `overlappable` means that the rank has other work whose inputs are ready; how much of it hides is for `cost` to say.
 Sequence parallelism goes with tp. Where pp cuts the model, the fullest stage counts. Left out: the embedding's and
-the output projection's tp collectives, scalar reductions (loss, gradient norm), the all-reduce of a tied embedding.
+the output projection's tp collectives, those of MTP blocks, scalar reductions (loss, gradient norm), the all-reduce of a tied embedding.
 """
 
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ def _data_parallel(workload: Workload, axes: Axes) -> list[Traffic]:
     shared, routed = parameters_per_gpu(workload.shape, axes, last)
     replicas = axes.dp * axes.cp
     return _replicated(workload, axes, (shared, replicas, "")) + _replicated(
-        workload, axes, (routed, replicas // axes.ep, " of routed experts"))
+        workload, axes, (routed, replicas // axes.ep, " of experts"))
 
 
 def _replicated(workload: Workload, axes: Axes, held: tuple[float, int, str]) -> list[Traffic]:
@@ -136,7 +136,7 @@ def _tensor_parallel(workload: Workload, axes: Axes) -> list[Traffic]:
         )
         items += [
             Traffic(axis="tp", op=op, phase=phase, bytes_per_op=factor * size, ops_per_step=count, group=axes.tp,
-                    overlappable=hides, what=f"{what}, again for weight gradients" if hides else what)
+                    overlappable=hides, what=f"{what} again" if hides else what)
             for op, phase, count, hides in plan
         ]
     return items
@@ -147,7 +147,7 @@ def _pipeline(workload: Workload, axes: Axes) -> list[Traffic]:
     rounds = micro_batches(workload, axes)
     if axes.pp == 1:
         return []
-    phases: tuple[tuple[Phase, str], ...] = (("forward", "hidden states"), ("backward", "gradient of hidden states"))
+    phases: tuple[tuple[Phase, str], ...] = (("forward", "hidden states"), ("backward", "gradients"))
     return [
         Traffic(axis="pp", op="send", phase=phase, bytes_per_op=_hidden_bytes(workload, axes) / axes.tp,
                 ops_per_step=rounds, group=2, overlappable=rounds > 1, what=what)
@@ -167,8 +167,8 @@ def _context_parallel(workload: Workload, axes: Axes) -> list[Traffic]:
     ops = rounds * stage_blocks(shape, axes.pp) * (axes.cp - 1)
     forward = 2 if axes.recompute != "none" else 1
     plan: tuple[tuple[Phase, int, int, str], ...] = (
-        ("forward", 1, 1, "keys and values"), ("backward", 2, 1, "keys, values and their gradients"),
-        ("backward", 1, forward - 1, "keys and values, recomputed"),
+        ("forward", 1, 1, "keys and values"), ("backward", 2, 1, "keys, values, gradients"),
+        ("backward", 1, forward - 1, "keys and values again"),
     )
     return [
         Traffic(axis="cp", op="send", phase=phase, bytes_per_op=factor * size, ops_per_step=ops * times, group=axes.cp,
@@ -190,7 +190,7 @@ def _expert_parallel(workload: Workload, axes: Axes) -> list[Traffic]:
     phases: tuple[tuple[Phase, int], ...] = (("forward", ops), ("backward", ops * again))
     return [
         Traffic(axis="ep", op="all-to-all", phase=phase, bytes_per_op=size, ops_per_step=count, group=axes.ep,
-                overlappable=False, what="tokens to their experts and back")
+                overlappable=False, what="dispatched tokens")
         for phase, count in phases
     ]
 
