@@ -1,0 +1,105 @@
+"""Overlap: what of a step's communication is seen, and what hides behind the backward pass."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["BucketTime", "Stage", "Timeline", "overlap_timeline", "ready_times_s"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What one bucket needs once its gradients exist, in order.
+
+    Attributes:
+        before_s: Work of the rank before the wire: reduce-scatter in the region, encoding.
+        wire_s: Time on the one serial pipe between the regions.
+        latency_s: From the last byte sent to the last byte there; does not occupy the pipe.
+        after_s: Work of the rank after the wire: decoding, all-gather in the region.
+    """
+
+    before_s: float
+    wire_s: float
+    latency_s: float
+    after_s: float
+
+    @property
+    def total_s(self) -> float:
+        """The bucket alone, nothing else going on."""
+        return self.before_s + self.wire_s + self.latency_s + self.after_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketTime:
+    """One bucket on the step's clock, which starts at 0 with the forward pass.
+
+    `ready_s`: gradients exist; `start_s`, `end_s`: first byte on the wire, last byte there; `done_s`: usable.
+    """
+
+    bucket: int
+    ready_s: float
+    start_s: float
+    end_s: float
+    done_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """All buckets of a step; `exposed_s` is how much longer than its compute the step takes."""
+
+    buckets: tuple[BucketTime, ...]
+    compute_s: float
+    exposed_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Compute and what of the communication is seen."""
+        return self.compute_s + self.exposed_s
+
+
+def ready_times_s(sizes_bytes: Sequence[float], compute_s: float, backward_fraction: float) -> list[float]:
+    """When each bucket's gradients exist: evenly by bytes over the backward pass, which ends with the step's
+    compute.
+
+        ready_i = T (1 - f) + T f (s_0 + ... + s_i) / S
+
+    T = compute_s, f = backward_fraction. Leaves out: layers whose time per byte differs (embeddings, the
+    head).
+    """
+    total = sum(sizes_bytes)
+    ready: list[float] = []
+    passed = 0.0
+    for size in sizes_bytes:
+        passed += size
+        ready.append(compute_s * (1 - backward_fraction + backward_fraction * passed / total))
+    return ready
+
+
+def overlap_timeline(
+    ready_s: Sequence[float], stages: Sequence[Stage], compute_s: float, shared_cores: bool = False
+) -> Timeline:
+    """Play buckets through rank -> wire -> rank, each serial and in order, while the backward pass goes on.
+
+    Args:
+        ready_s: When each bucket exists, rising; none later than `compute_s`.
+        stages: What each bucket needs.
+        compute_s: Length of the step's compute.
+        shared_cores: The rank's own work on buckets (`before_s`, `after_s`) takes turns with the backward
+            pass, as on a machine whose cores are all busy, so it delays later buckets and the step's end in
+            full; otherwise it runs beside it, as copies on a GPU do.
+
+    Source: the three-machine flow shop, start = max(ready, machine free); Johnson, Nav. Res. Log. Q. 1, 1954.
+    """
+    rank_free = wire_free = after_free = stolen = 0.0
+    times: list[BucketTime] = []
+    for index, (ready, stage) in enumerate(zip(ready_s, stages, strict=True)):
+        exists = ready + (stolen if shared_cores else 0.0)
+        rank_free = max(exists, rank_free) + stage.before_s
+        stolen += stage.before_s
+        start = max(rank_free, wire_free)
+        wire_free = start + stage.wire_s
+        end = wire_free + stage.latency_s
+        after_free = max(end, after_free) + stage.after_s
+        times.append(BucketTime(bucket=index, ready_s=exists, start_s=start, end_s=end, done_s=after_free))
+    work = sum(stage.before_s + stage.after_s for stage in stages) if shared_cores else 0.0
+    finish = max(compute_s + work, after_free) if times else compute_s
+    return Timeline(buckets=tuple(times), compute_s=compute_s, exposed_s=max(0.0, finish - compute_s))

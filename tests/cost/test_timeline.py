@@ -1,0 +1,71 @@
+"""Overlap: by hand, and bounds that hold for any buckets."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.cost.timeline import Stage, overlap_timeline, ready_times_s
+
+TIMES = st.floats(0, 10)
+STAGES = st.lists(
+    st.builds(Stage, before_s=TIMES, wire_s=TIMES, latency_s=st.just(0.5), after_s=TIMES),
+    min_size=1,
+    max_size=12,
+)
+
+
+def wire(seconds: float, latency_s: float = 0.0) -> Stage:
+    return Stage(before_s=0.0, wire_s=seconds, latency_s=latency_s, after_s=0.0)
+
+
+def test_three_buckets_on_one_pipe_by_hand() -> None:
+    # Backward from 1 s to 4 s: ready at 2, 3, 4. Wire 2 s each: 2-4, 4-6, 6-8; the step's compute ends at 4,
+    # so 4 s are seen.
+    ready = ready_times_s([1, 1, 1], 4.0, 0.75)
+    assert ready == pytest.approx([2, 3, 4])
+    timeline = overlap_timeline(ready, [wire(2.0)] * 3, 4.0)
+    assert [time.start_s for time in timeline.buckets] == pytest.approx([2, 4, 6])
+    assert [time.end_s for time in timeline.buckets] == pytest.approx([4, 6, 8])
+    assert timeline.exposed_s == pytest.approx(4.0)
+
+
+def test_a_quick_pipe_shows_only_the_last_bucket() -> None:
+    timeline = overlap_timeline(ready_times_s([1, 1, 1], 4.0, 0.75), [wire(0.1, 0.2)] * 3, 4.0)
+    assert timeline.exposed_s == pytest.approx(0.3)
+
+
+def test_on_shared_cores_work_on_buckets_lengthens_the_step_in_full() -> None:
+    # Each bucket: 0.5 s before and 0.5 s after, free wire: 2 s of work that the same cores must do besides 4
+    # s of compute.
+    stages = [Stage(before_s=0.5, wire_s=0.0, latency_s=0.0, after_s=0.5)] * 2
+    assert overlap_timeline([2.0, 4.0], stages, 4.0, shared_cores=True).exposed_s == pytest.approx(2.0)
+    assert overlap_timeline([2.0, 4.0], stages, 4.0, shared_cores=False).exposed_s == pytest.approx(1.0)
+
+
+@given(STAGES, st.floats(0.01, 20), st.floats(0, 1), st.booleans())
+def test_exposed_lies_between_the_last_bucket_and_all_of_them(
+    stages: list[Stage], compute: float, backward: float, shared: bool
+) -> None:
+    ready = ready_times_s([1.0] * len(stages), compute, backward)
+    timeline = overlap_timeline(ready, stages, compute, shared)
+    assert timeline.exposed_s <= sum(stage.total_s for stage in stages) * (1 + 1e-9)
+    assert timeline.exposed_s >= stages[-1].total_s * (1 - 1e-9) - 1e-9
+    assert timeline.exposed_s >= sum(stage.wire_s for stage in stages) - compute * backward - 1e-9
+    assert all(
+        a.end_s <= b.end_s + 1e-9 for a, b in zip(timeline.buckets, timeline.buckets[1:], strict=False)
+    )
+
+
+@given(STAGES, st.floats(0.01, 20), st.floats(0, 1))
+def test_sharing_cores_never_helps(stages: list[Stage], compute: float, backward: float) -> None:
+    ready = ready_times_s([1.0] * len(stages), compute, backward)
+    alone, shared = (overlap_timeline(ready, stages, compute, flag).exposed_s for flag in (False, True))
+    assert shared >= alone - 1e-9
+
+
+@given(STAGES, st.floats(0.01, 20))
+def test_without_a_backward_pass_nothing_hides(stages: list[Stage], compute: float) -> None:
+    serial = overlap_timeline([compute] * len(stages), stages, compute)
+    assert serial.exposed_s >= sum(stage.wire_s for stage in stages) - 1e-9
+    moved = overlap_timeline([0.0] * len(stages), stages, 0.0)
+    assert serial.exposed_s == pytest.approx(moved.step_s, rel=1e-9, abs=1e-9)

@@ -1,0 +1,165 @@
+"""The wind tunnel's prediction: hand-worked cases, limits it may not beat, and strategies that must
+coincide.
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.cost import TrialInputs, predict_trial
+from isthmus.cost.codecs import codec_ratio
+from isthmus.cost.gloo import RingShape, gloo_ring_all_reduce_s, gloo_window_rate_bytes_per_s
+from isthmus.cost.tunnel import exchange_limit_s, exchange_s
+from isthmus.errors import InfeasibleError
+from isthmus.plan import Strategy, StrategyKind
+
+INPUTS = TrialInputs(
+    regions=("west", "east"),
+    ranks_per_region=2,
+    gradient_bytes=16e6,
+    tokens_per_step=4096,
+    compute_s=1.0,
+    backward_fraction=2 / 3,
+    rate_bytes_per_s=12.5e6,
+    rtt_s=0.018,
+    buckets=(4e6, 4e6, 4e6, 4e6),
+    codec_encode_bytes_per_s=400e6,
+    codec_decode_bytes_per_s=800e6,
+    copy_bytes_per_s=1e9,
+)
+FLAT = Strategy(name="flat", kind="flat")
+HIERARCHICAL = Strategy(name="hierarchical", kind="hierarchical")
+ALL = [
+    FLAT,
+    HIERARCHICAL,
+    Strategy(name="hierarchical-bf16", kind="hierarchical", codec="bf16"),
+    Strategy(name="hierarchical-int4", kind="hierarchical", codec="int4"),
+    Strategy(name="local-20", kind="local-steps", codec="int8", inner_steps=20),
+    Strategy(name="local-20-delayed", kind="local-steps", codec="int8", inner_steps=20, delay_steps=10),
+]
+
+
+def test_one_bucket_without_overlap_by_hand() -> None:
+    # Wire 16 MB / (12.5e6 * 1448/1500 = 12.0667e6) = 1.32597 s, one way 9 ms, all-gather half of 16 ms = 8
+    # ms. The reduce-scatter's 8 ms are in compute_s already, as are the 8 ms of the all-gather: 1.0 - 0.016 +
+    # 0.008 + 1.32597 + 0.009 + 0.008.
+    inputs = replace(INPUTS, buckets=(16e6,))
+    step = predict_trial(HIERARCHICAL, inputs).step_s
+    assert step == pytest.approx(1.0 - 0.016 + 0.008 + 1.325967 + 0.009 + 0.008, abs=1e-5)
+
+
+def test_int4_by_hand() -> None:
+    # 0.5/4 + 4/(4*256) of 16 MB = 2.0625 MB; 0.17092 s. Encode 8 MB shard at 400 MB/s 20 ms, decode two at
+    # 800 MB/s 20 ms.
+    inputs = replace(INPUTS, buckets=(16e6,), copy_bytes_per_s=1e15)
+    step = predict_trial(Strategy(name="i4", kind="hierarchical", codec="int4"), inputs).step_s
+    assert step == pytest.approx(1.0 + 0.020 + 0.170925 + 0.009 + 0.020, abs=1e-5)
+
+
+@given(st.floats(1e6, 2.5e8), st.floats(0, 0.06), st.floats(1e5, 1e8), st.floats(0.01, 10))
+def test_no_fp32_strategy_beats_the_wire(rate: float, rtt: float, size: float, compute: float) -> None:
+    inputs = replace(
+        INPUTS,
+        rate_bytes_per_s=rate,
+        rtt_s=rtt,
+        gradient_bytes=size,
+        buckets=(size / 2, size / 2),
+        compute_s=compute,
+    )
+    limit = exchange_limit_s(size, 2, rate, rtt)
+    assert exchange_s(size, HIERARCHICAL, inputs) >= limit * (1 - 1e-9)
+    step = predict_trial(HIERARCHICAL, inputs).step_s
+    assert step >= max(compute, limit) * (1 - 1e-9)
+    assert predict_trial(FLAT, inputs).step_s >= max(compute, limit * 1.0) * (1 - 1e-9) - rtt
+
+
+@pytest.mark.parametrize("strategy", ALL, ids=lambda strategy: strategy.name)
+@given(st.floats(1.0, 8.0))
+def test_a_slower_longer_link_or_a_bigger_model_never_helps(strategy: Strategy, factor: float) -> None:
+    base = predict_trial(strategy, INPUTS)
+    slow = predict_trial(strategy, replace(INPUTS, rate_bytes_per_s=INPUTS.rate_bytes_per_s / factor))
+    far = predict_trial(strategy, replace(INPUTS, rtt_s=INPUTS.rtt_s * factor))
+    big = predict_trial(
+        strategy,
+        replace(
+            INPUTS, gradient_bytes=16e6 * factor, buckets=tuple(size * factor for size in INPUTS.buckets)
+        ),
+    )
+    for other in (slow, far, big):
+        assert other.step_s >= base.step_s - 1e-9
+        assert other.utilisation == pytest.approx(other.compute_s / other.step_s)
+        assert other.step_s == pytest.approx(other.compute_s + other.exposed_s)
+
+
+def test_syncing_every_step_locally_is_the_exchange_without_overlap_or_reduce_scatter() -> None:
+    local = Strategy(name="k1", kind="local-steps", inner_steps=1)
+    inputs = replace(INPUTS, buckets=(16e6,), copy_bytes_per_s=1e15)
+    assert predict_trial(local, inputs).step_s == pytest.approx(
+        predict_trial(HIERARCHICAL, inputs).step_s, rel=1e-7
+    )
+
+
+def test_strategies_come_in_the_order_that_the_emulator_measured() -> None:
+    flat, hierarchical, bf16, int4, local, delayed = (
+        predict_trial(strategy, INPUTS).step_s for strategy in ALL
+    )
+    assert flat > hierarchical > bf16 > int4 > local > delayed
+    assert (
+        predict_trial(ALL[3], INPUTS).wan_bytes_per_step
+        <= 0.14 * predict_trial(HIERARCHICAL, INPUTS).wan_bytes_per_step
+    )
+
+
+def test_chunks_hide_the_copies_of_one_big_bucket_behind_its_wire() -> None:
+    inputs = replace(INPUTS, buckets=(16e6,), copy_bytes_per_s=50e6)
+    whole = predict_trial(HIERARCHICAL, inputs).step_s
+    chunked = predict_trial(HIERARCHICAL, replace(inputs, chunk_bytes=1e6)).step_s
+    # All but one chunk's half copy before and after the wire: 15/16 of 0.32 s.
+    assert whole - chunked == pytest.approx(15 / 16 * 0.32, rel=0.02)
+
+
+def test_three_regions_move_four_thirds_in_two_trips() -> None:
+    inputs = replace(INPUTS, regions=("a", "b", "c"), buckets=(16e6,), copy_bytes_per_s=1e15)
+    wire = 4 / 3 * 16e6 / (12.5e6 * 1448 / 1500)
+    assert predict_trial(HIERARCHICAL, inputs).exposed_s == pytest.approx(wire + 0.018, rel=1e-6)
+    mesh = predict_trial(HIERARCHICAL, replace(inputs, links_per_region=2))
+    assert mesh.exposed_s == pytest.approx(wire / 2 + 0.018, rel=1e-6)
+
+
+def test_ratios_of_the_codecs() -> None:
+    assert codec_ratio("none") == 1.0
+    assert codec_ratio("bf16") == 0.5
+    assert 0.25 < codec_ratio("int8") < 0.26
+    assert 0.125 < codec_ratio("int4") < 0.14
+
+
+@pytest.mark.parametrize("kind", ["sharded", "pipeline"])
+def test_strategies_that_the_tunnel_does_not_run_are_refused(kind: StrategyKind) -> None:
+    with pytest.raises(InfeasibleError, match="it runs flat, hierarchical and local-steps"):
+        predict_trial(Strategy(name="x", kind=kind), INPUTS)
+
+
+def test_a_codec_without_a_measured_speed_is_refused() -> None:
+    with pytest.raises(InfeasibleError, match="isthmus bench"):
+        predict_trial(ALL[3], replace(INPUTS, codec_encode_bytes_per_s=None))
+
+
+@given(st.integers(2, 3), st.integers(1, 4), st.floats(1e4, 1e8), st.floats(1e6, 1e9), st.floats(0, 0.1))
+def test_a_gloo_ring_is_never_faster_than_its_busiest_edge(
+    regions: int, ranks: int, size: float, rate: float, latency: float
+) -> None:
+    ring = RingShape(
+        regions=regions,
+        ranks_per_region=ranks,
+        wan_bytes_per_s=rate,
+        wan_latency_s=latency,
+        local_bytes_per_s=1e12,
+    )
+    n = regions * ranks
+    seconds = gloo_ring_all_reduce_s(size, ring)
+    bound = 2 * (n - 1) / n * size / gloo_window_rate_bytes_per_s(size, ring)
+    assert seconds >= 2 * (n - 1) / n * size / rate * (1 - 1e-9)
+    # The steady rate holds but for filling and draining two phases: at most a few trips and chunks more.
+    assert seconds <= bound + 12 * regions * (latency + size / n / rate) + 1e-6
