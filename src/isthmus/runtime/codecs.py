@@ -1,0 +1,188 @@
+"""Codecs of the WAN level: float32 in, fewer bytes out, and the same float32 again on every member that decodes them.
+
+    none   the bits
+    bf16   round to nearest even
+    int8   blocks of 256: scale = max|x| / 127 as float32, then one signed byte an element, rounded to nearest
+    int4   blocks of 256: scale = max|x| / 7 as float32, then half a byte an element, rounded at random so that the
+           expected value is the element itself (to within 2^-16 of a step); the noise follows from the seed alone
+
+Layout: all scales first, then the codes. In int4, byte i of a block of m elements holds element i in its low half and
+element i + ceil(m / 2) in its high half, each as level + 8.
+Decoding multiplies a small integer by a float32 scale, one rounding, so that every machine gets the same bits.
+A block with an infinity or a NaN decodes to non-finite values: it is not hidden. Blocks below 1e-37 become zero.
+Source of int4: QSGD (Alistarh et al., NeurIPS 2017), with max-norm blocks.
+"""
+
+from collections.abc import Iterator
+from typing import assert_never
+
+import numpy as np
+import torch
+
+from isthmus.plan import CodecName
+
+__all__ = ["BLOCK_ELEMENTS", "decode", "encode", "encoded_bytes"]
+
+BLOCK_ELEMENTS = 256
+_TILE_ELEMENTS = 1 << 16
+_HALF = BLOCK_ELEMENTS // 2
+_SCALE_MIN = 1e-37
+
+
+def encoded_bytes(codec: CodecName, elements: int) -> int:
+    """Bytes of `elements` float32 values after encoding: 4n, 2n, n + 4 ceil(n/256), ceil(n/2) + 4 ceil(n/256)."""
+    scales = 4 * -(-elements // BLOCK_ELEMENTS)
+    match codec:
+        case "none":
+            return 4 * elements
+        case "bf16":
+            return 2 * elements
+        case "int8":
+            return elements + scales
+        case "int4":
+            return -(-elements // 2) + scales
+        case _:
+            assert_never(codec)
+
+
+def encode(
+    codec: CodecName,
+    values: torch.Tensor,
+    out: torch.Tensor,
+    seed: int = 0,
+    residual: torch.Tensor | None = None,
+) -> None:
+    """Encode `values` into `out`, with error feedback where a `residual` is given.
+
+    Args:
+        codec: Name of the codec.
+        values: float32, shape (n,), contiguous, CPU; left as it is.
+        out: uint8, shape (encoded_bytes(codec, n),).
+        seed: Of the noise of int4; different on members whose errors should be independent.
+        residual: float32, shape (n,): what earlier encodings left out. It is added before, and replaced by what this
+            encoding leaves out; non-finite blocks leave out nothing.
+    """
+    _check(codec, values, out)
+    match codec:
+        case "none":
+            out.copy_(values.view(torch.uint8)) if residual is None else torch.add(
+                values, residual, out=out.view(torch.float32)
+            )
+            if residual is not None:
+                residual.zero_()
+        case "bf16":
+            _encode_bf16(values, out.view(torch.bfloat16), residual)
+        case "int8":
+            _encode_blocks(values, out, residual, None)
+        case "int4":
+            _encode_blocks(values, out, residual, np.random.SFC64(seed))
+        case _:
+            assert_never(codec)
+
+
+def decode(codec: CodecName, data: torch.Tensor, out: torch.Tensor) -> None:
+    """Decode what `encode` wrote into `out` (float32, shape (n,))."""
+    _check(codec, out, data)
+    match codec:
+        case "none":
+            out.view(torch.uint8).copy_(data)
+        case "bf16":
+            out.copy_(data.view(torch.bfloat16))
+        case "int8" | "int4":
+            scales, codes = _split(data, out.numel())
+            for start, stop, width in _tiles(out.numel()):
+                rows = scales[start // BLOCK_ELEMENTS : -(-stop // BLOCK_ELEMENTS)].unsqueeze(1)
+                tile = out[start:stop].view(-1, width)
+                if codec == "int8":
+                    torch.mul(codes[start:stop].view(torch.int8).view(-1, width), rows, out=tile)
+                else:
+                    _unpack(codes[start // 2 : -(-stop // 2)].view(tile.shape[0], -1), tile)
+                    tile.sub_(8.0).mul_(rows)
+        case _:
+            assert_never(codec)
+
+
+def _check(codec: CodecName, values: torch.Tensor, data: torch.Tensor) -> None:
+    if values.dtype != torch.float32 or values.dim() != 1 or not values.is_contiguous():
+        raise TypeError(
+            f"codecs take contiguous float32 of shape (n,), not {values.dtype} {tuple(values.shape)}"
+        )
+    if data.dtype != torch.uint8 or data.numel() != encoded_bytes(codec, values.numel()):
+        raise TypeError(
+            f"{codec} of {values.numel()} elements is {encoded_bytes(codec, values.numel())} bytes of uint8, "
+            f"not {data.numel()} of {data.dtype}"
+        )
+
+
+def _split(data: torch.Tensor, elements: int) -> tuple[torch.Tensor, torch.Tensor]:
+    scales = 4 * -(-elements // BLOCK_ELEMENTS)
+    return data[:scales].view(torch.float32), data[scales:]
+
+
+def _tiles(elements: int) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, block width): whole blocks in pieces that stay in the cache, then the last, shorter block."""
+    whole = elements - elements % BLOCK_ELEMENTS
+    for start in range(0, whole, _TILE_ELEMENTS):
+        yield start, min(start + _TILE_ELEMENTS, whole), BLOCK_ELEMENTS
+    if whole < elements:
+        yield whole, elements, elements - whole
+
+
+def _encode_bf16(values: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None) -> None:
+    if residual is None:
+        out.copy_(values)
+        return
+    residual.add_(values)
+    out.copy_(residual)
+    residual.sub_(out)
+    if not torch.isfinite(residual.sum()):
+        residual.nan_to_num_(0.0, 0.0, 0.0)
+
+
+def _encode_blocks(
+    values: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None, noise: np.random.SFC64 | None
+) -> None:
+    levels = 127.0 if noise is None else 7.0
+    all_scales, codes = _split(out, values.numel())
+    scratch = torch.empty(min(_TILE_ELEMENTS, values.numel()))
+    for start, stop, width in _tiles(values.numel()):
+        tile = values[start:stop]
+        if residual is not None:
+            tile = residual[start:stop].add_(tile)
+        tile, quotient = tile.view(-1, width), scratch[: stop - start].view(-1, width)
+        scales = all_scales[start // BLOCK_ELEMENTS : -(-stop // BLOCK_ELEMENTS)]
+        torch.amax(torch.abs(tile, out=quotient), 1, out=scales)
+        scales.mul_(1.0 / levels)
+        scales[scales < _SCALE_MIN] = 0.0
+        torch.mul(tile, (1.0 / scales).nan_to_num_(posinf=0.0).unsqueeze(1), out=quotient)
+        if noise is not None:
+            raw = torch.from_numpy(noise.random_raw(-(-quotient.numel() // 4)).view(np.int16))[
+                : quotient.numel()
+            ]
+            quotient.add_(raw.view(quotient.shape), alpha=2.0**-16)
+        quotient.round_().clamp_(-levels, levels)
+        if noise is None:
+            codes[start:stop].view(torch.int8).view(-1, width).copy_(quotient)
+        else:
+            _pack(quotient, codes[start // 2 : -(-stop // 2)].view(quotient.shape[0], -1))
+        if residual is not None:
+            tile.addcmul_(quotient, scales.unsqueeze(1), value=-1.0)
+            if not torch.isfinite(scales).all():
+                tile.nan_to_num_(0.0, 0.0, 0.0)
+
+
+def _pack(levels: torch.Tensor, out: torch.Tensor) -> None:
+    half = out.shape[1]
+    high = levels[:, half:]
+    packed = levels[:, :half].add(136.0 if high.shape[1] == half else 8.0)
+    packed[:, : high.shape[1]].add_(high, alpha=16.0)
+    if high.shape[1] != half:
+        packed[:, : high.shape[1]].add_(128.0)
+    out.copy_(packed)
+
+
+def _unpack(codes: torch.Tensor, out: torch.Tensor) -> None:
+    half = codes.shape[1]
+    high = out[:, half:]
+    out[:, :half].copy_(codes & 15)
+    high.copy_((codes >> 4)[:, : high.shape[1]])

@@ -1,0 +1,205 @@
+"""The exchange between regions: every region holds a vector, every region ends with the same mean, to the last bit.
+
+Two regions swap their whole encoded vectors; each decodes both and adds them in region order. With R >= 3 each region owns
+one R-th: the others send it their encoded part, it adds them in region order, encodes the result, and all (the owner
+too) decode those bytes. Sent by each region: S for R = 2, 2 (R - 1) / R S for R >= 3, S = encoded bytes.
+
+Products and sums are separate float32 roundings in a fixed order (no fused multiply-add), so unlike machines agree.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import xxhash
+
+from isthmus.plan import CodecName
+from isthmus.runtime.codecs import decode, encode, encoded_bytes
+from isthmus.runtime.feedback import ErrorFeedback
+from isthmus.runtime.transport import Rail, Ticket
+
+__all__ = ["Exchange", "ExchangeOptions", "exchange_mean", "gather"]
+
+_PHASE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeOptions:
+    """How an exchange is coded and weighted; equal on every region.
+
+    Attributes:
+        codec: Name of the codec.
+        feedback: Residuals of this rank, or None to forget what the codec left out.
+        first: Number of the vector's first element in the numbering of `feedback`.
+        seed: Of the codec's noise.
+        weights: One a region; the result is sum(w x) * scale. None: all 1.
+        scale: None: 1 / sum(weights), which makes it the mean.
+        flow: Flow of the transport, so that exchanges of one flow go in order.
+    """
+
+    codec: CodecName = "none"
+    feedback: ErrorFeedback | None = None
+    first: int = 0
+    seed: int = 0
+    weights: tuple[float, ...] | None = None
+    scale: float | None = None
+    flow: int | None = None
+
+
+def exchange_mean(rail: Rail, shard: torch.Tensor, tag: int, options: ExchangeOptions | None = None) -> None:
+    """Replace `shard` by its (weighted) mean over regions, bit-identical on every region.
+
+    Args:
+        rail: Open rail; every region calls this with the same tag, size and options.
+        shard: float32, shape (n,), contiguous, CPU.
+        tag: From `message_tag(..., phase=0, ...)`, not in use.
+        options: Codec and weights.
+
+    Raises:
+        RailError: The link broke (PeerLostError, CorruptFrameError); `shard` is then undefined.
+    """
+    exchange = Exchange(rail, shard, tag, options or ExchangeOptions())
+    exchange.reduce()
+    exchange.finish()
+
+
+def gather(rail: Rail, values: torch.Tensor, tag: int) -> list[torch.Tensor]:
+    """`values` of every region, in region order; all have the same shape and dtype. For small things such as weights."""
+    found = [values if region == rail.region else torch.empty_like(values) for region in range(rail.regions)]
+    peers = _peers(rail)
+    tickets = [rail.receive(peer, tag, found[peer]) for peer in peers] + [
+        rail.send(peer, tag, values) for peer in peers
+    ]
+    for ticket in tickets:
+        ticket.wait()
+    return found
+
+
+class Exchange:
+    """One `exchange_mean` in steps, so that many may be under way: create (sends), `reduce`, `finish`, in this order."""
+
+    def __init__(self, rail: Rail, shard: torch.Tensor, tag: int, options: ExchangeOptions) -> None:
+        self._rail, self._shard, self._tag, self._options = rail, shard, tag, options
+        self._weights = options.weights or (1.0,) * rail.regions
+        if len(self._weights) != rail.regions:
+            raise ValueError(f"{len(self._weights)} weights for {rail.regions} regions")
+        self._scale = 1.0 / sum(self._weights) if options.scale is None else options.scale
+        self._sends: list[Ticket] = []
+        self._receives: dict[int, Ticket] = {}
+        self._arrived: dict[int, torch.Tensor] = {}
+        self._bounds = [shard.numel() * region // rail.regions for region in range(rail.regions + 1)]
+        self._mine: torch.Tensor | None = None
+        if rail.regions == 2:
+            self._swap()
+        elif rail.regions > 2:
+            self._scatter()
+
+    def _swap(self) -> None:
+        peer = 1 - self._rail.region
+        self._expect(peer, self._tag, self._shard.numel())
+        self._mine = self._encoded(0, self._shard, 0)
+        self._send(peer, self._tag, self._mine)
+
+    def _scatter(self) -> None:
+        mine = self._part(self._rail.region)
+        for peer in _peers(self._rail):
+            self._expect(peer, self._tag, mine.numel())
+        for peer in _peers(self._rail):
+            self._send(peer, self._tag, self._encoded(self._bounds[peer], self._part(peer), 0))
+
+    def reduce(self) -> None:
+        """R >= 3: add up the part this region owns, and send the result to the others. Otherwise nothing."""
+        rail = self._rail
+        if rail.regions < 3:
+            return
+        mine = self._part(rail.region)
+        contributions = [
+            mine if region == rail.region else self._decoded(region, mine.numel())
+            for region in range(rail.regions)
+        ]
+        total = self._weighted_sum(contributions)
+        for peer in _peers(rail):
+            self._expect(peer, self._tag + _PHASE, self._part(peer).numel())
+        self._mine = self._encoded(self._bounds[rail.region], total, 1)
+        for peer in _peers(rail):
+            self._send(peer, self._tag + _PHASE, self._mine)
+
+    def finish(self) -> None:
+        """Wait for the other regions' bytes and write the result into the shard."""
+        rail, shard = self._rail, self._shard
+        if rail.regions == 2:
+            theirs = self._decoded(1 - rail.region, shard.numel())
+            for ticket in self._sends:
+                ticket.wait()
+            mine = self._own(shard.numel())
+            shard.copy_(self._weighted_sum([mine, theirs] if rail.region == 0 else [theirs, mine]))
+        elif rail.regions > 2:
+            for region in range(rail.regions):
+                part = self._part(region)
+                value = (
+                    self._own(part.numel()) if region == rail.region else self._decoded(region, part.numel())
+                )
+                for ticket in self._sends:
+                    ticket.wait()
+                part.copy_(value)
+        else:
+            shard.copy_(self._weighted_sum([shard]))
+        self._mine = None
+        self._arrived.clear()
+        self._sends.clear()
+
+    def _part(self, region: int) -> torch.Tensor:
+        return self._shard[self._bounds[region] : self._bounds[region + 1]]
+
+    def _weighted_sum(self, vectors: Sequence[torch.Tensor]) -> torch.Tensor:
+        total = torch.mul(vectors[0], self._weights[0])
+        for vector, weight in zip(vectors[1:], self._weights[1:], strict=True):
+            total.add_(vector if weight == 1.0 else torch.mul(vector, weight))
+        return total.mul_(self._scale)
+
+    def _encoded(self, offset: int, values: torch.Tensor, phase: int) -> torch.Tensor:
+        options = self._options
+        if options.codec == "none":
+            return values.view(torch.uint8)
+        out = torch.empty(encoded_bytes(options.codec, values.numel()), dtype=torch.uint8)
+        residual = (
+            options.feedback.residual(options.first + offset, values.numel()) if options.feedback else None
+        )
+        mixed = struct.pack(
+            "<QQQQ", options.seed & (2**64 - 1), self._tag + phase * _PHASE, self._rail.region, offset
+        )
+        encode(options.codec, values, out, xxhash.xxh3_64_intdigest(mixed), residual)
+        return out
+
+    def _own(self, elements: int) -> torch.Tensor:
+        assert self._mine is not None, "finish() before the exchange was sent"
+        return self._decode(self._mine, elements)
+
+    def _decoded(self, region: int, elements: int) -> torch.Tensor:
+        if elements:
+            self._receives[region].wait()
+            return self._decode(self._arrived[region], elements)
+        return torch.empty(0)
+
+    def _decode(self, data: torch.Tensor, elements: int) -> torch.Tensor:
+        if self._options.codec == "none":
+            return data.view(torch.float32)
+        out = torch.empty(elements)
+        decode(self._options.codec, data, out)
+        return out
+
+    def _expect(self, peer: int, tag: int, elements: int) -> None:
+        if elements:
+            buffer = torch.empty(encoded_bytes(self._options.codec, elements), dtype=torch.uint8)
+            self._arrived[peer] = buffer
+            self._receives[peer] = self._rail.receive(peer, tag, buffer)
+
+    def _send(self, peer: int, tag: int, data: torch.Tensor) -> None:
+        if data.numel():
+            self._sends.append(self._rail.send(peer, tag, data, self._options.flow))
+
+
+def _peers(rail: Rail) -> list[int]:
+    """The other regions, beginning after our own, so that not all regions send to the same one first."""
+    return [(rail.region + step) % rail.regions for step in range(1, rail.regions)]

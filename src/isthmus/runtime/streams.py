@@ -1,0 +1,197 @@
+"""One TCP stream between two ranks: its socket options, whole reads and writes, and what the kernel knows about it.
+
+`Stream` is the seam for TLS: whatever has the same `send`, `receive`, `close` and `kernel` can stand in its place.
+"""
+
+import contextlib
+import errno
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+__all__ = ["Kernel", "PlainStream", "Stream", "congestion_available", "open_listener", "prepare"]
+
+TCP_RTO_MAX_MS: Final = 44
+POLL_S: Final = 0.5
+RTO_MS_MAX: Final = 3000
+_TIMEVAL = struct.Struct("ll")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """What TCP_INFO tells about a stream; counts since it was opened.
+
+    Attributes:
+        rtt_s: Smoothed round trip.
+        rtt_s_min: Smallest round trip of the last minutes.
+        retransmits: Segments sent again.
+        send_buffer_bytes, receive_buffer_bytes: What the buffers may hold now (the kernel tunes them by itself).
+        buffer_limited_s: Time the sender was held back by its own send buffer.
+        congestion: Name of the congestion control in force.
+    """
+
+    rtt_s: float
+    rtt_s_min: float
+    retransmits: int
+    send_buffer_bytes: int
+    receive_buffer_bytes: int
+    buffer_limited_s: float
+    congestion: str
+
+
+class Stream(Protocol):
+    """A byte stream to one peer, used by one sender thread and one receiver thread."""
+
+    sent_at_s: float
+    heard_at_s: float
+
+    def send(self, parts: Sequence[memoryview | bytes]) -> None:
+        """Hand all `parts` to the kernel."""
+        ...
+
+    def receive(self, into: memoryview) -> int:
+        """Fill `into`; fewer bytes only where the peer ended the stream."""
+        ...
+
+    def kernel(self) -> Kernel:
+        """The kernel's figures."""
+        ...
+
+    def close(self) -> None:
+        """End it both ways; threads inside `send` and `receive` return or raise OSError."""
+        ...
+
+
+class PlainStream:
+    """TCP in the clear.
+
+    Both calls block in the kernel for a whole chunk (MSG_WAITALL), so Python runs once a chunk and not once a packet. The
+    socket time-outs of `POLL_S` only let `sent_at_s` and `heard_at_s` show progress and a closing rail be noticed.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._closed = False
+        self.sent_at_s = self.heard_at_s = time.monotonic()
+        sock.setblocking(True)
+        slice_ = _TIMEVAL.pack(int(POLL_S), int(POLL_S % 1 * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, slice_)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, slice_)
+
+    def send(self, parts: Sequence[memoryview | bytes]) -> None:
+        """Hand all `parts` to the kernel; returns when the buffers may be changed."""
+        views = [memoryview(part) for part in parts if len(part)]
+        while views:
+            try:
+                count = self._socket.sendmsg(views)
+            except BlockingIOError:
+                if self._closed:
+                    raise OSError(errno.ESHUTDOWN, "the rail is closing") from None
+                continue
+            self.sent_at_s = time.monotonic()
+            while views and count >= views[0].nbytes:
+                count -= views.pop(0).nbytes
+            if count:
+                views[0] = views[0][count:]
+
+    def receive(self, into: memoryview) -> int:
+        """Fill `into` from the kernel; fewer bytes only at the end of the stream."""
+        done = 0
+        while done < into.nbytes:
+            try:
+                count = self._socket.recv_into(into[done:], 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                if self._closed:
+                    return done
+                continue
+            if count == 0:
+                return done
+            done += count
+            self.heard_at_s = time.monotonic()
+        return done
+
+    def kernel(self) -> Kernel:
+        """TCP_INFO and the buffer sizes; raises OSError on a closed socket."""
+        sock = self._socket
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256).ljust(256, b"\0")
+        words = struct.unpack_from("=24I", info, 8)
+        (rtt_us_min,) = struct.unpack_from("=I", info, 148)
+        (buffer_limited_us,) = struct.unpack_from("=Q", info, 184)
+        return Kernel(
+            rtt_s=words[15] * 1e-6,
+            rtt_s_min=rtt_us_min * 1e-6,
+            retransmits=words[23],
+            send_buffer_bytes=sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF),
+            receive_buffer_bytes=sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF),
+            buffer_limited_s=buffer_limited_us * 1e-6,
+            congestion=sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode(),
+        )
+
+    def end(self) -> None:
+        """Say that nothing more will be sent; reading goes on."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Shut both ways, which wakes the threads inside."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """Give the descriptor back, once its threads have ended."""
+        self._socket.close()
+
+
+def prepare(sock: socket.socket, congestion: str, timeout_s: float, unsent_bytes: int) -> None:
+    """Set a stream's options, before it connects or right after it was accepted.
+
+    Buffers are left to the kernel's autotuning: a fixed size would switch it off, and is capped far lower than what
+    autotuning may reach. `unsent_bytes` (TCP_NOTSENT_LOWAT) keeps what the kernel holds beyond the congestion window small,
+    so that a small message of another tag does not stand behind megabytes. The retransmission time is capped (Linux >= 6.15)
+    so that a stream resumes within seconds after an outage.
+
+    Args:
+        sock: Not connected yet, or just accepted.
+        congestion: Name of a congestion control; "" leaves the route's or the system's.
+        timeout_s: Unanswered data for so long ends the connection.
+        unsent_bytes: Bytes accepted from us that TCP has not sent once.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(timeout_s / 2)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(timeout_s / 6)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes)
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RTO_MS_MAX)
+    if congestion:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+
+
+def congestion_available(name: str) -> bool:
+    """Whether this process may choose the congestion control `name` here and now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        except OSError:
+            return False
+    return True
+
+
+def open_listener(host: str, port: int, backlog: int) -> socket.socket:
+    """Listen on that one address and no other."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(backlog)
+    except OSError:
+        sock.close()
+        raise
+    return sock
