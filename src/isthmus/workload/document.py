@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from isthmus.documents import Document, Fraction, Lines, Path_
 from isthmus.workload.model import Attention, ModelShape, Precision
@@ -58,8 +58,16 @@ def _kind(value: object) -> str:
     return "a preset or a path" if isinstance(value, str) else "a shape"
 
 
+def _text_or_keys(value: object) -> object:
+    if not isinstance(value, str | dict | ShapeDocument):
+        raise ValueError(f"found {value!r}, expected a preset, a path or a shape written out")
+    return value  # pyright: ignore[reportUnknownVariableType]
+
+
 Model = Annotated[
-    Annotated[str, Tag("a preset or a path")] | Annotated[ShapeDocument, Tag("a shape")], Discriminator(_kind)
+    Annotated[str, Tag("a preset or a path")] | Annotated[ShapeDocument, Tag("a shape")],
+    Discriminator(_kind),
+    BeforeValidator(_text_or_keys),
 ]
 
 
