@@ -25,6 +25,7 @@ __all__ = ["main"]
 
 _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
 _FIFO_PRIORITY = 20
+_LEAD_NS_MAX = 400_000
 _BATCH = 16  # frames read from one port before due frames are looked at again
 
 
@@ -52,9 +53,9 @@ class Line:
         source = {fd: number for number, fd in enumerate(self.ports)}
         watched, control_fd = [*self.ports, channel.fileno()], channel.fileno()
         now_ns, wait = time.monotonic_ns, select.select
+        now, lead = now_ns(), 0
         while True:
             next_ns = 0
-            now = now_ns()
             for link, dst, port in ends:
                 waiting = link.waiting
                 if not waiting:
@@ -64,12 +65,20 @@ class Line:
                     now = now_ns()
                 if waiting and (not next_ns or waiting[0][0] < next_ns):
                     next_ns = waiting[0][0]
-            timeout = None if not next_ns else max(next_ns - now, 0) * 1e-9
-            for fd in wait(watched, (), (), timeout)[0]:
+            # A sleep ends late by what this machine's timers take to wake us, so it is asked to end that much before;
+            # the rest of the wait is spent awake.
+            sleep = next_ns - now - lead
+            ready = wait(watched, (), (), max(sleep, 0) * 1e-9 if next_ns else None)[0]
+            now = now_ns()
+            if next_ns and sleep > 0 and not ready:
+                lead += (min(now - next_ns + lead, _LEAD_NS_MAX) - lead) >> 4
+            for fd in ready:
                 if fd != control_fd:
                     self._read(source[fd], fd)
                 elif not self._answer(channel):
                     return
+            if ready:
+                now = now_ns()
 
     def _release(self, link: DirectedLink, dst: int, port: int) -> None:
         """Hand over what is due: to the router at the link's end, or to the next link where that is only on the way."""

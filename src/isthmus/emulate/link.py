@@ -65,7 +65,6 @@ class DirectedLink:
         self._draw = random.Random(seed)
         self.waiting: deque[tuple[int, bytes]] = deque()
         self.packets = self.wire_bytes = self.dropped_queue = self.dropped_loss = self.dropped_down = 0
-        self.queue_bytes_max = 0.0
         self.late_bins = [0] * (_BINS + 64)
         self._free_ns, self._last_ns, self._ns_per_byte = 0.0, 0, 0.0
         self._knots = (0, 0.0, 1, 0.0)
@@ -78,6 +77,7 @@ class DirectedLink:
             self._free_ns = now_ns + (self._free_ns - now_ns) * pace / self._ns_per_byte
         self._ns_per_byte = pace
         self._queue_ns = settings.queue_bytes * pace
+        self.queue_bytes_max = 0.0
         self.delay_ns = round(settings.delay_s * 1e9)
         self._jitter_ns = settings.jitter_s * 1e9
         self._knots = (0, 0.0, 1, 0.0)

@@ -80,7 +80,7 @@ class LinkCounters:
         dropped_queue: Refused by the full queue.
         dropped_loss: Lost at random.
         dropped_down: Lost because the link was down.
-        queue_bytes_max: The most that waited.
+        queue_bytes_max: The most that waited since the link was last changed.
         late_p99_s: 99 of 100 frames left at most this late; beyond a few per cent of the RTT the run is not to be trusted.
     """
 
