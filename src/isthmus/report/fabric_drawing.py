@@ -1,8 +1,8 @@
-"""The fabric as a drawing: regions as boxes with their nodes and GPUs, WAN links between them with rate and round trip.
+"""The fabric as a drawing: regions with their nodes and GPUs, joined by WAN links with rate and round trip.
 
-Two layouts, both free of overlaps for any number of links. `row`: regions side by side; a single link runs between its
-two boxes, more links hang below as brackets. `column` (phones, or more than four regions): regions one under the other,
-brackets on the right, and each link's words in a list underneath.
+Two layouts, both fit for any number of links. `row`: regions side by side; a single link runs between its two
+boxes, more links hang below as brackets. `column` (phones, or more than four regions): regions one under the
+other, brackets on the right, and each link's words in a list underneath.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,9 @@ class Box:
         return self.x + self.width / 2
 
 
-def fabric_svg(regions: Sequence[DrawnRegion], links: Sequence[DrawnLink], *, width_px: float, ident: str) -> Svg:
+def fabric_svg(
+    regions: Sequence[DrawnRegion], links: Sequence[DrawnLink], *, width_px: float, ident: str
+) -> Svg:
     """Draw `regions` and the WAN `links` between them, laid out for `width_px`.
 
     Args:
@@ -78,17 +80,28 @@ def fabric_svg(regions: Sequence[DrawnRegion], links: Sequence[DrawnLink], *, wi
 
 def _description(regions: Sequence[DrawnRegion], links: Sequence[DrawnLink]) -> str:
     parts = [f"{region.name}: {_size(region)}, {_network(region)}" for region in regions]
-    parts += [f"{link.between[0]} to {link.between[1]}: {link.figures}" + (f" ({link.note})" if link.note else "") for link in links]
+    parts += [
+        f"{link.between[0]} to {link.between[1]}: {link.figures}" + (f" ({link.note})" if link.note else "")
+        for link in links
+    ]
     return "; ".join(parts) + "."
 
 
 def _size(region: DrawnRegion) -> str:
     kind = f" · {region.gpu_kind}" if region.gpu_kind else ""
-    return f"{region.nodes} node{'s' * (region.nodes != 1)} · {region.gpus} GPU{'s' * (region.gpus != 1)}{kind}"
+    return (
+        f"{region.nodes} node{'s' * (region.nodes != 1)} · {region.gpus} GPU{'s' * (region.gpus != 1)}{kind}"
+    )
 
 
 def _network(region: DrawnRegion) -> str:
-    spelt = {"infiniband": "InfiniBand", "roce": "RoCE", "ethernet": "Ethernet", "efa": "EFA", "slingshot": "Slingshot"}
+    spelt = {
+        "infiniband": "InfiniBand",
+        "roce": "RoCE",
+        "ethernet": "Ethernet",
+        "efa": "EFA",
+        "slingshot": "Slingshot",
+    }
     if not region.network_kind or region.nodes == 1:
         return "one node, no network between nodes" if region.nodes == 1 else "network not stated"
     rate = f" {show_rate(region.network_rate_bytes_per_s)} a port" if region.network_rate_bytes_per_s else ""
@@ -100,13 +113,17 @@ def _row(about: Drawing, regions: Sequence[DrawnRegion], links: Sequence[DrawnLi
     gap = 250.0 if count == 2 and len(links) == 1 else 22.0
     box_width = min((width - 2 - gap * (count - 1)) / count, 320.0)
     left = (width - box_width * count - gap * (count - 1)) / 2
-    boxes = {region.name: Box(left + index * (box_width + gap), 1.0, box_width) for index, region in enumerate(regions)}
+    boxes = {
+        region.name: Box(left + index * (box_width + gap), 1.0, box_width)
+        for index, region in enumerate(regions)
+    }
     shapes = [_region(region, boxes[region.name]) for region in regions]
     if count == 2 and len(links) == 1:
         return drawing(about, (width, BOX_HEIGHT + 2), *shapes, _straight(links[0], boxes))
     rows = _bracket_rows(links, [region.name for region in regions])
     shapes += [_bracket(link, boxes, row) for link, row in zip(links, rows, strict=True)]
-    height = BOX_HEIGHT + 2 + (LINK_ROW * (max(rows) + 1) + 22 if rows else 0)
+    shapes += [_bracket_words(link, boxes, row) for link, row in zip(links, rows, strict=True)]
+    height = BOX_HEIGHT + 2 + (LINK_ROW * (max(rows) + 1) + 6 if rows else 0)
     return drawing(about, (width, height), *shapes)
 
 
@@ -115,7 +132,10 @@ def _straight(link: DrawnLink, boxes: dict[str, Box]) -> Svg:
     start, end, y = left.x + left.width, right.x, BOX_HEIGHT / 2
     middle, room = (start + end) / 2, end - start - 16
     return tag(
-        "g", line(start, y, end, y, "wan"), _dot(start, y), _dot(end, y),
+        "g",
+        line(start, y, end, y, "wan"),
+        _dot(start, y),
+        _dot(end, y),
         label(middle, y - 14, fit(link.figures, room, 14), "ink strong", "middle"),
         label(middle, y - 34, "WAN", "muted small", "middle"),
         label(middle, y + 24, fit(link.note, room, 12), "muted small", "middle"),
@@ -133,7 +153,11 @@ def _bracket_rows(links: Sequence[DrawnLink], names: Sequence[str]) -> list[int]
     rows = [0] * len(links)
     for index in sorted(range(len(links)), key=lambda i: (spans[i][1] - spans[i][0], spans[i])):
         low, high = spans[index]
-        free = (row for row, others in enumerate(taken) if all(high <= other[0] or other[1] <= low for other in others))
+        free = (
+            row
+            for row, others in enumerate(taken)
+            if all(high <= other[0] or other[1] <= low for other in others)
+        )
         rows[index] = next(free, len(taken))
         if rows[index] == len(taken):
             taken.append([])
@@ -142,40 +166,65 @@ def _bracket_rows(links: Sequence[DrawnLink], names: Sequence[str]) -> list[int]
 
 
 def _bracket(link: DrawnLink, boxes: dict[str, Box], row: int) -> Svg:
-    left, right = sorted((boxes[name] for name in link.between), key=lambda box: box.x)
-    # Deeper brackets start further from the middle of a box, so that no two share a vertical.
-    start, end = left.middle + 14 - 22 * row + 14, right.middle - 14 + 22 * row - 14
+    start, end = _feet(link, boxes, row)
     top, y = BOX_HEIGHT + 1, BOX_HEIGHT + 24 + LINK_ROW * row
-    path = tag("path", d=f"M{start:.1f} {top}V{y - 8:.1f}q0 8 8 8H{end - 8:.1f}q8 0 8 -8V{top}", class_="wan")
-    middle, room = (start + end) / 2, end - start - 12
+    path = f"M{start:.1f} {top}V{y - 8:.1f}q0 8 8 8H{end - 8:.1f}q8 0 8 -8V{top}"
+    return tag("g", tag("path", d=path, class_="wan"), _dot(start, top), _dot(end, top))
+
+
+def _feet(link: DrawnLink, boxes: dict[str, Box], row: int) -> tuple[float, float]:
+    """Where a bracket meets its boxes: each row a little further out, so that no two share a vertical."""
+    left, right = sorted((boxes[name] for name in link.between), key=lambda box: box.x)
+    return left.middle + 28 - 22 * row, right.middle - 28 + 22 * row
+
+
+def _bracket_words(link: DrawnLink, boxes: dict[str, Box], row: int) -> Svg:
+    start, end = _feet(link, boxes, row)
+    y, middle, room = BOX_HEIGHT + 24 + LINK_ROW * row, (start + end) / 2, end - start - 12
     return tag(
-        "g", path, _dot(start, top), _dot(end, top),
-        label(middle, y + 17, fit(link.figures, room, 13), "ink strong", "middle"),
-        label(middle, y + 33, fit(link.note, room, 12), "muted small", "middle"),
+        "g",
+        label(middle, y + 18, fit(link.figures, room, 13), "ink strong halo", "middle"),
+        label(middle, y + 34, fit(link.note, room, 12), "muted small halo", "middle"),
     )
 
 
 def _column(about: Drawing, regions: Sequence[DrawnRegion], links: Sequence[DrawnLink], width: float) -> Svg:
-    gap, lane = 16.0, 15.0
-    box_width = min(width - 2 - lane * len(links), 420.0)
-    boxes = {region.name: Box(1.0, 1 + index * (BOX_HEIGHT + gap), box_width) for index, region in enumerate(regions)}
+    gap, lane = 16.0, 24.0
+    rows = _bracket_rows(links, [region.name for region in regions])
+    edge = min(width - lane * (max(rows, default=0) + 1), 420.0)
+    boxes = {
+        region.name: Box(1.0, 1 + index * (BOX_HEIGHT + gap), edge - 1)
+        for index, region in enumerate(regions)
+    }
     shapes = [_region(region, boxes[region.name]) for region in regions]
-    bottom = 1 + len(regions) * (BOX_HEIGHT + gap)
-    for index, link in enumerate(links):
-        ends = sorted(boxes[name].y for name in link.between)
-        x, taps = box_width + 1 + lane * (index + 1) - 4, [y + 40 + 12 * index for y in ends]
-        y_words = bottom + 18 + 54 * index
-        path = f"M{box_width + 1} {taps[0]}H{x - 6:.1f}q6 0 6 6V{y_words - 10:.1f}q0 6 -6 6H14"
-        shapes += [tag("path", d=path, class_="wan"), line(box_width + 1, taps[1], x, taps[1], "wan"),
-                   *(_dot(box_width + 1, tap) for tap in taps), _dot(14, y_words - 4),
-                   _link_words(link, y_words, x - 12)]
-    return drawing(about, (width, bottom + 54 * len(links) + 8), *shapes)
+    bottom = 1 + len(regions) * (BOX_HEIGHT + gap) - gap
+    for index, (link, row) in enumerate(zip(links, rows, strict=True)):
+        upper, lower = sorted(boxes[name].y for name in link.between)
+        start, end, x = upper + BOX_HEIGHT - 50 + 16 * row, lower + 50 - 16 * row, edge + lane * row + 13
+        path = f"M{edge} {start:.1f}H{x - 6:.1f}q6 0 6 6V{end - 6:.1f}q0 6 -6 6H{edge}"
+        shapes += [tag("path", d=path, class_="wan"), _dot(edge, start), _dot(edge, end)]
+        if len(links) > 1:
+            shapes.append(_badge(x, (start + end) / 2, index))
+        shapes.append(_link_words(link, bottom + 24 + 46 * index, width, index if len(links) > 1 else None))
+    return drawing(about, (width, bottom + 46 * len(links) + 12), *shapes)
 
 
-def _link_words(link: DrawnLink, y: float, room: float) -> Svg:
+def _badge(x: float, y: float, index: int) -> Svg:
+    circle = tag("circle", cx=x, cy=y, r=9, class_="wan-end")
+    return tag("g", circle, label(x, y + 4, str(index + 1), "on-wan small", "middle"))
+
+
+def _link_words(link: DrawnLink, y: float, width: float, index: int | None) -> Svg:
+    """A link's line in the list under the regions, with the number of its bracket where there are several."""
+    left = 0.0 if index is None else 26.0
+    badge = Svg("") if index is None else _badge(9, y - 4, index)
     names = f"{link.between[0]} – {link.between[1]}"
-    return tag("g", label(14, y + 14, fit(f"{names}: {link.figures}", room, 13), "ink strong"),
-               label(14, y + 31, fit(link.note, room, 12), "muted small"))
+    return tag(
+        "g",
+        badge,
+        label(left, y, fit(f"{names}: {link.figures}", width - left, 13), "ink strong"),
+        label(left, y + 18, fit(link.note, width - left, 12), "muted small"),
+    )
 
 
 def _region(region: DrawnRegion, box: Box) -> Svg:
@@ -183,7 +232,8 @@ def _region(region: DrawnRegion, box: Box) -> Svg:
     place = region.city if region.city and region.city.lower() != region.name.lower() else ""
     bus = box.y + 118
     return tag(
-        "g", tag("title", words(f"{region.name}: {_size(region)}")),
+        "g",
+        tag("title", words(f"{region.name}: {_size(region)}")),
         rectangle((box.x, box.y, box.width, BOX_HEIGHT - 1), "box", 10),
         label(box.x + 14, box.y + 26, fit(region.name, room * (0.6 if place else 1), 15), "ink head"),
         label(box.x + box.width - 14, box.y + 26, fit(place, room * 0.38, 12), "muted small", "end"),
@@ -210,8 +260,14 @@ def _nodes(region: DrawnRegion, box: Box, bus: float) -> list[Svg]:
         shapes.append(rectangle((x, y, 40, 32), "node", 4, f"a node of {each} GPUs"))
         columns = min(max(each, 1), 4)
         offset = (40 - columns * 9 + 2) / 2
-        shapes += [rectangle((x + offset + 9 * (gpu % 4), y + (7 if each > 4 else 12) + 11 * (gpu // 4), 7, 8), "gpu", 1.5)
-                   for gpu in range(min(each, 8))]
+        shapes += [
+            rectangle(
+                (x + offset + 9 * (gpu % 4), y + (7 if each > 4 else 12) + 11 * (gpu // 4), 7, 8), "gpu", 1.5
+            )
+            for gpu in range(min(each, 8))
+        ]
     if drawn < region.nodes:
-        shapes.append(label(box.x + 14 + drawn * cell + 2, bus - 29, f"+ {region.nodes - drawn}", "muted small"))
+        shapes.append(
+            label(box.x + 14 + drawn * cell + 2, bus - 29, f"+ {region.nodes - drawn}", "muted small")
+        )
     return shapes

@@ -1,19 +1,33 @@
 """`results.json` of `isthmus try` as the reports read it: typed, with every fault told by its place.
 
-Times are seconds, sizes bytes, rates bytes/s, as everywhere inside. Keys that the reports do not show are passed over,
-so that a trial may record more than a page has room for; a key that they do show is never guessed when it is missing.
+Times are seconds, sizes bytes, rates bytes/s, as everywhere inside. Keys that the reports do not show are passed
+over, so that a trial may record more than a page has room for; a key that they do show is never guessed.
 """
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from isthmus.errors import InputError
+from isthmus.errors import InputError, nearest
 from isthmus.plan import Prediction
 
 __all__ = [
-    "Assumed", "Fault", "Machine", "Measured", "Ratio", "RealFabric", "RealLink", "RealRegion", "Results", "Segment", "Similitude",
-    "Speed", "Tried", "Tunnel", "TunnelLink", "read_results",
+    "Assumed",
+    "Fault",
+    "Machine",
+    "Measured",
+    "Ratio",
+    "RealFabric",
+    "RealLink",
+    "RealRegion",
+    "Results",
+    "Segment",
+    "Similitude",
+    "Speed",
+    "Tried",
+    "Tunnel",
+    "TunnelLink",
+    "read_results",
 ]
 
 Amount = Annotated[float, Field(ge=0)]
@@ -212,10 +226,21 @@ def read_results(results: dict[str, Any]) -> Results:
         InputError: A value that a report shows is missing or of the wrong kind; `found` names its place.
     """
     try:
-        return Results.model_validate(results)
+        read = Results.model_validate(results)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)
         place = ".".join(str(part) for part in faults[0]["loc"])
         more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise InputError("results.json", f"{place}: {faults[0]['msg'].lower()}{more}",
-                         "the file is written by `isthmus try`; run it again with this version") from None
+        raise InputError(
+            "results.json",
+            f"{place}: {faults[0]['msg'].lower()}{more}",
+            "the file is written by `isthmus try`; run it again with this version",
+        ) from None
+    known = {region.name for region in read.fabric.regions}
+    for index, link in enumerate(read.fabric.wan):
+        for name in link.between:
+            if name not in known:
+                raise InputError(
+                    "results.json", f"fabric.wan.{index}.between: no region {name!r}", nearest(name, known)
+                )
+    return read

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.errors import InputError
-from isthmus.report.charts import hue, loss_svg, step_time_svg, utilisation_svg
+from isthmus.report.charts import hue, step_time_svg, utilisation_svg
 from isthmus.report.fabric_drawing import DrawnLink, DrawnRegion, fabric_svg
+from isthmus.report.loss_chart import loss_svg
 from isthmus.report.results import Results, Tried, read_results
 from isthmus.report.svg import Svg
 from isthmus.report.timeline import timeline_svg
@@ -21,19 +22,19 @@ if TYPE_CHECKING:
 
 __all__ = ["write_trial_page"]
 
-FULL_PX, HALF_PX, PHONE_PX = 860.0, 500.0, 340.0
+FULL_PX, HALF_PX, PHONE_PX = 900.0, 456.0, 340.0
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart laid out twice: `wide` for a desk, `narrow` for a phone; the style sheet shows one of them."""
+    """One chart laid out twice: `wide` for a desk, `narrow` for a phone; the style sheet shows one."""
 
     wide: Svg
     narrow: Svg
 
 
 def write_trial_page(results: dict[str, Any], path: Path | str) -> None:
-    """Write `results` as a self-contained page; an old file at `path` stays whole until the new one is complete.
+    """Write `results` as a self-contained page; an old file stays whole until the new one is complete.
 
     Args:
         results: The document that `isthmus try` writes as `results.json`.
@@ -44,10 +45,23 @@ def write_trial_page(results: dict[str, Any], path: Path | str) -> None:
         OSError: `path` cannot be written.
     """
     read = read_results(results)
-    page = _environment().get_template("trial.html").render(
-        r=read, verdict=judge(read.strategies), best=best_of(read.strategies), charts=_charts(read), tolerance=TOLERANCE,
-        worst=max(read.strategies, key=lambda one: abs(one.ratio - 1)),
-        repeats=sorted({len(one.measured.step_s_repeats) for one in read.strategies if one.measured.step_s_repeats}),
+    page = (
+        _environment()
+        .get_template("trial.html")
+        .render(
+            r=read,
+            verdict=judge(read.strategies),
+            best=best_of(read.strategies),
+            charts=_charts(read),
+            tolerance=TOLERANCE,
+            worst=max(read.strategies, key=lambda one: abs(one.ratio - 1)),
+            equal_tokens=sorted(
+                {one.equal_tokens for one in read.strategies if one.equal_tokens is not None}
+            ),
+            repeats=sorted(
+                {len(one.measured.step_s_repeats) for one in read.strategies if one.measured.step_s_repeats}
+            ),
+        )
     )
     partial = Path(f"{path}.partial")
     partial.write_text(page, encoding="utf-8")
@@ -58,9 +72,16 @@ def _environment() -> "Environment":
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError:
-        raise InputError("report.html", "the page needs jinja2, which is not installed", "pip install 'isthmus[report]'") from None
-    environment = Environment(loader=PackageLoader("isthmus.report"), autoescape=True, undefined=StrictUndefined,
-                              trim_blocks=True, lstrip_blocks=True)
+        raise InputError(
+            "report.html", "the page needs jinja2, which is not installed", "pip install 'isthmus[report]'"
+        ) from None
+    environment = Environment(
+        loader=PackageLoader("isthmus.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters.update(_filters())
     return environment
 
@@ -70,9 +91,17 @@ def _filters() -> Mapping[str, Callable[..., object]]:
 
     def drawn(svg: Svg) -> Markup:
         # `Svg` is only ever made by svg.tag and svg.words, which escape.
-        return Markup(svg)  # noqa: S704
+        return Markup(svg)
 
-    return {"drawn": drawn, "seconds": show_seconds, "size": show_bytes, "rate": show_rate, "hue": hue, "count": _count, "loss": _loss}
+    return {
+        "drawn": drawn,
+        "seconds": show_seconds,
+        "size": show_bytes,
+        "rate": show_rate,
+        "hue": hue,
+        "count": _count,
+        "loss": _loss,
+    }
 
 
 def _count(value: float) -> str:
@@ -85,22 +114,51 @@ def _loss(value: float) -> str:
 
 def _charts(read: Results) -> dict[str, Chart | None]:
     regions = [
-        DrawnRegion(name=region.name, city=region.city, nodes=region.nodes, gpus=region.gpus, gpu_kind=region.gpu_kind,
-                    network_kind=region.network_kind, network_rate_bytes_per_s=region.network_rate_bytes_per_s,
-                    note=_tunnel_nodes(read, region.name))
+        DrawnRegion(
+            name=region.name,
+            city=region.city,
+            nodes=region.nodes,
+            gpus=region.gpus,
+            gpu_kind=region.gpu_kind,
+            network_kind=region.network_kind,
+            network_rate_bytes_per_s=region.network_rate_bytes_per_s,
+            note=_tunnel_nodes(read, region.name),
+        )
         for region in read.fabric.regions
     ]
-    links = [DrawnLink(between=link.between, rate_bytes_per_s=link.rate_bytes_per_s, rtt_s=link.rtt_s,
-                       note=_tunnel_link(read, link.between)) for link in read.fabric.wan]
+    links = [
+        DrawnLink(
+            between=link.between,
+            rate_bytes_per_s=link.rate_bytes_per_s,
+            rtt_s=link.rtt_s,
+            note=_tunnel_link(read, link.between),
+        )
+        for link in read.fabric.wan
+    ]
     tried = read.strategies
     return {
-        "fabric": _both(lambda width, ident: fabric_svg(regions, links, width_px=width, ident=ident), FULL_PX, "fabric"),
-        "timeline": _both(lambda width, ident: timeline_svg(tried, width_px=width, ident=ident), FULL_PX, "timeline"),
-        "loss_tokens": _both(lambda width, ident: loss_svg(
-            tried, against=lambda _, tokens: tokens, unit="tokens", width_px=width, ident=ident), HALF_PX, "loss-tokens"),
-        "loss_seconds": _both(lambda width, ident: _loss_against_seconds(tried, width, ident), HALF_PX, "loss-seconds"),
-        "step_time": _both(lambda width, ident: step_time_svg(tried, width_px=width, ident=ident), HALF_PX, "step-time"),
-        "utilisation": _both(lambda width, ident: utilisation_svg(tried, width_px=width, ident=ident), HALF_PX, "utilisation"),
+        "fabric": _both(
+            lambda width, ident: fabric_svg(regions, links, width_px=width, ident=ident), FULL_PX, "fabric"
+        ),
+        "timeline": _both(
+            lambda width, ident: timeline_svg(tried, width_px=width, ident=ident), FULL_PX, "timeline"
+        ),
+        "loss_tokens": _both(
+            lambda width, ident: loss_svg(
+                tried, against=lambda _, tokens: tokens, unit="tokens", width_px=width, ident=ident
+            ),
+            HALF_PX,
+            "loss-tokens",
+        ),
+        "loss_seconds": _both(
+            lambda width, ident: _loss_against_seconds(tried, width, ident), HALF_PX, "loss-seconds"
+        ),
+        "step_time": _both(
+            lambda width, ident: step_time_svg(tried, width_px=width, ident=ident), HALF_PX, "step-time"
+        ),
+        "utilisation": _both(
+            lambda width, ident: utilisation_svg(tried, width_px=width, ident=ident), HALF_PX, "utilisation"
+        ),
     }
 
 
@@ -110,11 +168,16 @@ def _both(draw: Callable[[float, str], Svg | None], wide_px: float, ident: str) 
 
 
 def _loss_against_seconds(tried: list[Tried], width: float, ident: str) -> Svg | None:
-    """Training seconds are tokens over the measured tokens/s: what the run takes without its measuring pauses."""
+    """Training seconds are tokens over the measured tokens/s: what the run takes without its off blocks."""
     if any(one.loss and one.measured.tokens_per_s <= 0 for one in tried):
         return None
-    return loss_svg(tried, against=lambda one, tokens: tokens / one.measured.tokens_per_s, unit="seconds of training",
-                    width_px=width, ident=ident)
+    return loss_svg(
+        tried,
+        against=lambda one, tokens: tokens / one.measured.tokens_per_s,
+        unit="seconds of training",
+        width_px=width,
+        ident=ident,
+    )
 
 
 def _tunnel_nodes(read: Results, name: str) -> str:
@@ -124,4 +187,8 @@ def _tunnel_nodes(read: Results, name: str) -> str:
 
 def _tunnel_link(read: Results, between: tuple[str, str]) -> str:
     found = [link for link in read.tunnel.links if set(link.between) == set(between)]
-    return f"emulated: {show_rate(found[0].rate_bytes_per_s)} · {show_seconds(found[0].rtt_s)}" if found else "not emulated"
+    return (
+        f"emulated: {show_rate(found[0].rate_bytes_per_s)} · {show_seconds(found[0].rtt_s)}"
+        if found
+        else "not emulated"
+    )

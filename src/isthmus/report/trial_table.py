@@ -25,11 +25,26 @@ def trial_table(results: dict[str, Any]) -> Table:
     read = read_results(results)
     best, verdict = best_of(read.strategies), judge(read.strategies)
     # 80 columns hold five figures and a name of 19 characters only without padding and edges.
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, title=_plain(read.fabric.name), title_justify="left", caption_justify="left",
-                  caption=Text(_printable(verdict.line), style="bold yellow" if verdict.warning else "bold"))
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=0,
+        title=_plain(read.fabric.name),
+        title_justify="left",
+        caption_justify="left",
+        caption=Text(_printable(verdict.line), style="bold yellow" if verdict.warning else "bold"),
+    )
     table.add_column("\nstrategy", overflow="fold")
-    for heading in ("\ntokens/s", "utili-\nsation", "WAN per\nstep", _loss_heading(read.strategies), "predict\nstep", "measure\nstep", "\nratio",
-                    "re-\nplicas"):
+    for heading in (
+        "\ntokens/s",
+        "utili-\nsation",
+        "WAN per\nstep",
+        _loss_heading(read.strategies),
+        "predict\nstep",
+        "measure\nstep",
+        "\nratio",
+        "re-\nplicas",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     for index, one in enumerate(read.strategies):
         table.add_row(*_cells(one, index == best), style="bold" if index == best else "")
@@ -58,7 +73,13 @@ def _loss_heading(tried: list[Tried]) -> str:
     if len(counts) != 1:
         return "loss at\nequal"
     tokens = counts.pop()
-    shown = f"{tokens / 1e6:.3g}M" if tokens >= 999_500 else f"{tokens / 1e3:.3g}k" if tokens >= 1000 else f"{tokens:.0f}"
+    shown = (
+        f"{tokens / 1e6:.3g}M"
+        if tokens >= 999_500
+        else f"{tokens / 1e3:.3g}k"
+        if tokens >= 1000
+        else f"{tokens:.0f}"
+    )
     return f"loss at\n{shown} t"
 
 
