@@ -25,12 +25,15 @@ class Measured:
         tokens_per_s: Of all ranks, at `step_s`.
         utilisation: Median over repeats of off step time over on step time of neighbouring blocks.
         exposed_s: Median per step of the time in which training waited for communication.
-        wan_bytes_per_step: Payload and frame bytes that left the busiest region, per on-step; None for transports
-            that do not count (flat).
+        wan_bytes_per_step: Payload and frame bytes that left the busiest region, per on-step, as the ranks count them;
+            None where none were sent.
         loss: (tokens, held-out loss) pairs.
-        hashes: Final parameter hash of every rank.
+        hashes: Final parameter hash of every rank that ended well.
+        tokens_per_step: Of all ranks.
         parameters, gradient_bytes: Of the model that was trained.
-        start: The first rank's start record.
+        buckets: Bytes of each gradient bucket in the order they become ready; empty where none were recorded.
+        backward_fraction: Median share of an off step between the start of the backward pass and its last bucket.
+        steps: Steps that every rank recorded.
     """
 
     step_s: float
@@ -42,7 +45,17 @@ class Measured:
     wan_bytes_per_step: float | None
     loss: tuple[tuple[int, float], ...]
     hashes: tuple[str, ...]
-    start: dict[str, Any]
+    tokens_per_step: float
+    parameters: int
+    gradient_bytes: int
+    buckets: tuple[int, ...]
+    backward_fraction: float
+    steps: int
+
+    @property
+    def off_step_s(self) -> float:
+        """Median over off-blocks."""
+        return median(self.off_step_s_repeats)
 
 
 def read_lines(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -70,6 +83,8 @@ def reduce_metrics(ranks: dict[str, list[dict[str, Any]]]) -> Measured | None:
     step_s = median(block.step_s for block in reference)
     tokens = median(block.tokens for block in reference)
     records = [record for lines in ranks.values() for record in lines]
+    start = next((record for record in records if record["kind"] == "start"), {})
+    buckets = next((record["bytes"] for record in records if record["kind"] == "buckets"), [])
     return Measured(
         step_s=step_s,
         step_s_repeats=tuple(block.step_s for block in on),
@@ -80,8 +95,18 @@ def reduce_metrics(ranks: dict[str, list[dict[str, Any]]]) -> Measured | None:
         wan_bytes_per_step=_wan_bytes(on),
         loss=tuple(sorted({(int(r["tokens"]), float(r["loss"])) for r in records if r["kind"] == "eval"})),
         hashes=tuple(str(r["hash"]) for r in records if r["kind"] == "end"),
-        start=next((r for r in records if r["kind"] == "start"), {}),
+        tokens_per_step=tokens,
+        parameters=int(start.get("params", 0)),
+        gradient_bytes=int(start.get("gradient_bytes", 0)),
+        buckets=tuple(int(size) for size in buckets),
+        backward_fraction=_backward_fraction(records),
+        steps=min(sum(record["kind"] == "step" for record in lines) for lines in ranks.values()),
     )
+
+
+def _backward_fraction(records: list[dict[str, Any]]) -> float:
+    shares = [r["backward_s"] / r["seconds"] for r in records if r["kind"] == "step" and r["mode"] == "off" and "backward_s" in r]
+    return median(shares) if shares else 2 / 3  # of forward and backward, backward is two thirds of the FLOPs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

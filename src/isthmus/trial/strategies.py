@@ -1,0 +1,42 @@
+"""The strategies a trial runs side by side, by the names users type."""
+
+from isthmus.errors import InputError, nearest
+from isthmus.plan import Outer, Strategy
+
+__all__ = ["STRATEGIES", "trial_strategies"]
+
+# A small model's gradient is a few MB: with DDP's 25 MiB buckets all of it would wait for the end of the backward pass.
+_BUCKET_BYTES = 1 << 20
+# Short runs have few outer rounds, in which momentum has no time to pay: plain averaging (docs/decisions/log.md).
+_AVERAGE = Outer(lr=1.0, momentum=0.0)
+
+STRATEGIES: dict[str, Strategy] = {
+    strategy.name: strategy
+    for strategy in (
+        Strategy(name="flat", kind="flat", bucket_bytes=_BUCKET_BYTES),
+        Strategy(name="hierarchical", kind="hierarchical", bucket_bytes=_BUCKET_BYTES),
+        Strategy(name="bf16", kind="hierarchical", codec="bf16", bucket_bytes=_BUCKET_BYTES),
+        Strategy(name="int8", kind="hierarchical", codec="int8", bucket_bytes=_BUCKET_BYTES),
+        Strategy(name="int4", kind="hierarchical", codec="int4", bucket_bytes=_BUCKET_BYTES),
+        Strategy(name="local-steps", kind="local-steps", inner_steps=20, outer=_AVERAGE, bucket_bytes=_BUCKET_BYTES),
+        Strategy(
+            name="local-delayed", kind="local-steps", inner_steps=20, delay_steps=5, outer=_AVERAGE, bucket_bytes=_BUCKET_BYTES
+        ),
+    )
+}
+
+
+def trial_strategies(names: tuple[str, ...]) -> tuple[Strategy, ...]:
+    """The strategies called `names`, in that order.
+
+    Raises:
+        InputError: A name is unknown or given twice, or there is none.
+    """
+    if not names:
+        raise InputError("--strategies", "names no strategy", "known: " + ", ".join(STRATEGIES))
+    for name in names:
+        if name not in STRATEGIES:
+            raise InputError("--strategies", f"unknown strategy {name!r}", nearest(name, STRATEGIES))
+        if names.count(name) > 1:
+            raise InputError("--strategies", f"{name!r} is given twice")
+    return tuple(STRATEGIES[name] for name in names)
