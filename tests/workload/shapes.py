@@ -1,4 +1,5 @@
-"""Model shapes for the tests, and a second way to count them: every tensor and every matrix product, listed."""
+"""Model shapes for the tests, and a second way to count them: every tensor and every matrix product,
+listed."""
 
 from collections.abc import Iterator
 
@@ -10,7 +11,8 @@ Tensor = tuple[int, ...]
 
 
 def tensors(shape: ModelShape, active: bool = False) -> Iterator[Tensor]:
-    """Every tensor of the model as its public implementation allocates it; `active` keeps visited experts only."""
+    """Every tensor of the model as its public implementation allocates it; `active` keeps visited experts
+    only."""
     yield (shape.vocabulary, shape.hidden)
     if shape.positions:
         yield (shape.positions, shape.hidden)
@@ -41,7 +43,11 @@ def attention_tensors(shape: ModelShape) -> Iterator[Tensor]:
     h, d = shape.hidden, shape.head_dim
     if shape.attention == "mla":
         if shape.q_rank:
-            yield from ((shape.q_rank, h), (shape.q_rank,), (shape.heads * (shape.nope_dim + shape.rope_dim), shape.q_rank))
+            yield from (
+                (shape.q_rank, h),
+                (shape.q_rank,),
+                (shape.heads * (shape.nope_dim + shape.rope_dim), shape.q_rank),
+            )
         else:
             yield (shape.heads * (shape.nope_dim + shape.rope_dim), h)
         yield from ((shape.kv_rank + shape.rope_dim, h), (shape.kv_rank,))
@@ -82,17 +88,43 @@ def model_shapes(draw: st.DrawFn) -> ModelShape:
     fields: dict[str, object] = {}
     if mla:
         kv_heads = heads
-        fields |= {"attention": "mla", "q_rank": draw(st.integers(0, 5)), "kv_rank": draw(small), "rope_dim": draw(small),
-                   "nope_dim": draw(small)}
+        fields |= {
+            "attention": "mla",
+            "q_rank": draw(st.integers(0, 5)),
+            "kv_rank": draw(small),
+            "rope_dim": draw(small),
+            "nope_dim": draw(small),
+        }
     else:
-        fields |= {"biases": draw(st.booleans()), "qkv_biases": draw(st.booleans()), "qk_norm": draw(st.booleans())}
+        fields |= {
+            "biases": draw(st.booleans()),
+            "qkv_biases": draw(st.booleans()),
+            "qk_norm": draw(st.booleans()),
+        }
     if experts:
-        fields |= {"experts": experts, "experts_active": draw(st.integers(1, experts)), "expert_ffn": draw(small),
-                   "shared_experts": draw(st.integers(0, 3)), "shared_gate": draw(st.booleans()),
-                   "router_bias": draw(st.booleans()), "dense_layers": draw(st.integers(0, layers - 1))}
+        fields |= {
+            "experts": experts,
+            "experts_active": draw(st.integers(1, experts)),
+            "expert_ffn": draw(small),
+            "shared_experts": draw(st.integers(0, 3)),
+            "shared_gate": draw(st.booleans()),
+            "router_bias": draw(st.booleans()),
+            "dense_layers": draw(st.integers(0, layers - 1)),
+        }
     return ModelShape(
-        name="any", layers=layers, hidden=draw(st.integers(1, 40)), heads=heads, kv_heads=kv_heads, head_dim=draw(small),
-        ffn=draw(small), gated=draw(st.booleans()), vocabulary=draw(st.integers(1, 50)), tied=draw(st.booleans()),
-        positions=draw(st.integers(0, 30)), norm_tensors=draw(st.integers(1, 2)), block_norms=draw(st.integers(2, 4)),
-        dropout=draw(st.booleans()), **fields,  # type: ignore[arg-type]
+        name="any",
+        layers=layers,
+        hidden=draw(st.integers(1, 40)),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=draw(small),
+        ffn=draw(small),
+        gated=draw(st.booleans()),
+        vocabulary=draw(st.integers(1, 50)),
+        tied=draw(st.booleans()),
+        positions=draw(st.integers(0, 30)),
+        norm_tensors=draw(st.integers(1, 2)),
+        block_norms=draw(st.integers(2, 4)),
+        dropout=draw(st.booleans()),
+        **fields,  # type: ignore[arg-type]
     )

@@ -7,19 +7,25 @@ from isthmus.workload import flop_per_token, read_workload
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "isthmus", "workload", *arguments], capture_output=True, text=True,
-                          check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "isthmus", "workload", *arguments], capture_output=True, text=True, check=False
+    )
 
 
 def test_json_holds_the_figures_of_the_library_and_stdout_nothing_else() -> None:
     done = run("gpt3-175b", "--dp", "8", "--tp", "8", "--pp", "8", "--zero", "1", "--json")
     figures: dict[str, Any] = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
-    assert figures["parameters"] == {"total": 174604259328, "active": 174604259328, "multi_token_prediction": 0}
+    assert figures["parameters"] == {
+        "total": 174604259328,
+        "active": 174604259328,
+        "multi_token_prediction": 0,
+    }
     assert figures["state_bytes"]["total"] == 16 * 174604259328
     assert figures["axes"]["gpus"] == 512
     assert figures["flop_per_token"]["full"]["causal"] == flop_per_token(
-        read_workload("gpt3-175b").shape, 2048, "full", "causal")
+        read_workload("gpt3-175b").shape, 2048, "full", "causal"
+    )
     assert {item["axis"] for item in figures["traffic"]} == {"dp", "tp", "pp"}
 
 

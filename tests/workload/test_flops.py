@@ -38,12 +38,16 @@ def products(shape: ModelShape, s: int, causal: bool) -> Iterator[tuple[float, i
 @given(shape=model_shapes(), s=st.integers(1, 6), causal=st.booleans())
 def test_the_forward_closed_form_is_the_sum_over_all_matrix_products(shape, s, causal) -> None:
     witness = sum(2 * rows * inner * columns for rows, inner, columns in products(shape, s, causal)) / s
-    assert forward_flop_per_token(shape, s, "causal" if causal else "full") == pytest.approx(witness, rel=1e-12)
+    assert forward_flop_per_token(shape, s, "causal" if causal else "full") == pytest.approx(
+        witness, rel=1e-12
+    )
 
 
 def test_a_windowed_causal_layer_counts_every_token_it_sees() -> None:
     shape = replace(read_workload("tiny").shape, window=3, windowed_layers=4)
-    witness = sum(2 * rows * inner * columns for rows, inner, columns in products(shape, 11, causal=True)) / 11
+    witness = (
+        sum(2 * rows * inner * columns for rows, inner, columns in products(shape, 11, causal=True)) / 11
+    )
     assert forward_flop_per_token(shape, 11, "causal") == pytest.approx(witness, rel=1e-12)
 
 
@@ -65,8 +69,8 @@ def test_full_recomputation_of_gpt_is_megatrons_formula() -> None:
 
 @pytest.mark.parametrize("name", ["gpt3-175b", "llama-3-405b", "llama-3-70b", "mixtral-8x7b"])
 def test_without_attention_training_is_six_n(name: str) -> None:
-    # N as the scaling laws take it: what a token multiplies with, so without an untied token table. The rest of the
-    # difference is norms, biases and learned positions.
+    # N as the scaling laws take it: what a token multiplies with, so without an untied token table. The rest
+    # of the difference is norms, biases and learned positions.
     shape = read_workload(name).shape
     n = active_parameter_count(shape) - (0 if shape.tied else shape.vocabulary * shape.hidden)
     assert flop_per_token(shape, 2048, attention="none") == pytest.approx(6 * n, rel=3e-4)
@@ -98,4 +102,5 @@ def test_an_mtp_block_costs_one_block_a_projection_and_a_head() -> None:
     deeper = replace(shape, mtp_layers=0, layers=62)
     projection, head = 2 * 2 * 7168**2, 2 * 7168 * 129280
     assert forward_flop_per_token(shape, 4096) == pytest.approx(
-        forward_flop_per_token(deeper, 4096) + projection + head, rel=1e-12)
+        forward_flop_per_token(deeper, 4096) + projection + head, rel=1e-12
+    )

@@ -33,42 +33,50 @@ def test_mixed_precision_adam_takes_16_bytes_a_parameter_and_18_with_fp32_gradie
     assert state_bytes(GPT3.shape, "fp32", 4).master == 0
 
 
-# Korthikanti et al., arXiv 2205.05198, table 2, bytes per block with sequence parallelism over t = 8 and b = 1.
-@pytest.mark.parametrize(("recompute", "kernel", "per_block"), [
-    ("none", "unfused", S * H * (34 + 5 * A * S / H) / 8),
-    ("selective", "unfused", S * H * 34 / 8),
-    ("selective", "fused", S * H * 34 / 8),
-    ("none", "fused", S * H * 34 / 8 + 4 * A * S / 8),
-])
+# Korthikanti et al., arXiv 2205.05198, table 2, bytes per block with sequence parallelism over t = 8 and b =
+# 1.
+@pytest.mark.parametrize(
+    ("recompute", "kernel", "per_block"),
+    [
+        ("none", "unfused", S * H * (34 + 5 * A * S / H) / 8),
+        ("selective", "unfused", S * H * 34 / 8),
+        ("selective", "fused", S * H * 34 / 8),
+        ("none", "fused", S * H * 34 / 8 + 4 * A * S / 8),
+    ],
+)
 def test_gpt_activations_are_megatrons_formula(recompute, kernel, per_block) -> None:
-    assert activation_bytes(GPT3.shape, S, 1, 8, recompute, kernel) == pytest.approx(L * per_block, rel=1e-12)
+    found = activation_bytes(GPT3.shape, S, 1, 8, recompute=recompute, kernel=kernel)
+    assert found == pytest.approx(L * per_block, rel=1e-12)
 
 
 def test_full_recomputation_keeps_block_inputs_and_one_block_at_work() -> None:
     expected = L * 2 * S * H / 8 + 34 * S * H / 8
-    assert activation_bytes(GPT3.shape, S, 1, 8, "full") == pytest.approx(expected, rel=1e-12)
+    assert activation_bytes(GPT3.shape, S, 1, 8, recompute="full") == pytest.approx(expected, rel=1e-12)
 
 
 def test_llama_block_by_hand() -> None:
-    # Per token of Llama-3-8B in bf16 (h = 4096): norms' inputs 2 h, QKV input h, Q h, K and V h/4 each, attention
-    # output h; feed-forward input h, gate, up and product 3 x 14336; all twice for bytes; log-sum-exp 4 x 32.
+    # Per token of Llama-3-8B in bf16 (h = 4096): norms' inputs 2 h, QKV input h, Q h, K and V h/4 each,
+    # attention output h; feed-forward input h, gate, up and product 3 x 14336; all twice for bytes;
+    # log-sum-exp 4 x 32.
     shape = read_workload("llama-3-8b").shape
     per_token = 2 * (2 * 4096 + 4096 + 4096 + 2 * 1024 + 4096 + 4096 + 3 * 14336) + 4 * 32
     assert activation_bytes(shape, 8192) == pytest.approx(32 * 8192 * per_token, rel=1e-12)
 
 
 def test_an_expert_block_keeps_what_its_visited_experts_would() -> None:
-    # Mixtral beside Llama-3-8B, whose blocks are the same size: per token the two visited experts keep dispatched
-    # input and output (2 h each) and a second set of 3 x 14336, and the router its 8 fp32 scores.
+    # Mixtral beside Llama-3-8B, whose blocks are the same size: per token the two visited experts keep
+    # dispatched input and output (2 h each) and a second set of 3 x 14336, and the router its 8 fp32 scores.
     dense, sparse = read_workload("llama-3-8b").shape, read_workload("mixtral-8x7b").shape
     extra = 2 * (2 * 2 * 4096 + 3 * 14336) + 4 * 8
-    assert activation_bytes(sparse, 1000) - activation_bytes(dense, 1000) == pytest.approx(32 * 1000 * extra, rel=1e-9)
+    assert activation_bytes(sparse, 1000) - activation_bytes(dense, 1000) == pytest.approx(
+        32 * 1000 * extra, rel=1e-9
+    )
 
 
 @given(shape=model_shapes(), b=st.integers(1, 5), s=st.integers(1, 64))
 def test_recomputing_more_never_keeps_more_and_batches_add_up(shape, b, s) -> None:
-    none, selective = (activation_bytes(shape, s, b, 1, r, "unfused") for r in ("none", "selective"))
-    assert selective < none
+    none = activation_bytes(shape, s, b, recompute="none", kernel="unfused")
+    assert activation_bytes(shape, s, b, recompute="selective", kernel="unfused") < none
     assert activation_bytes(shape, s, b) == pytest.approx(b * activation_bytes(shape, s), rel=1e-12)
     assert activation_bytes(shape, s, b, 2) == pytest.approx(activation_bytes(shape, s, b) / 2, rel=1e-12)
 
@@ -79,7 +87,9 @@ def test_one_gpu_holds_every_parameter_and_stages_together_hold_no_fewer() -> No
         whole = parameter_count(shape) + mtp_parameter_count(shape)
         assert sum(parameters_per_gpu(shape, Axes(), last=True)) == whole, name
         stages = [sum(parameters_per_gpu(shape, Axes(pp=2), last)) for last in (False, True)]
-        copies = shape.hidden * shape.vocabulary * (1 + shape.mtp_layers)  # tied or shared tables are held twice
+        copies = (
+            shape.hidden * shape.vocabulary * (1 + shape.mtp_layers)
+        )  # tied or shared tables are held twice
         spare = (whole / shape.layers) * 1.1 * (shape.layers % 2)  # an odd layer is counted on either stage
         assert whole * (1 - 1e-9) <= sum(stages) <= whole + copies + spare, name
 
@@ -109,7 +119,8 @@ def test_a_full_optimizer_shard_is_the_same_with_and_without_expert_parallelism(
 def test_the_last_stage_holds_the_logits_and_the_first_the_most_micro_batches() -> None:
     workload = replace(read_workload("llama-3-8b"), sequences_per_step=16)
     memory = gpu_memory(workload, Axes(pp=4))
-    # First stage: 4 micro-batches x 8 of 32 blocks. Last: 1 x 8 blocks and 8,192 tokens of 2 x 2 h + 4 V bytes.
+    # First stage: 4 micro-batches x 8 of 32 blocks. Last: 1 x 8 blocks and 8,192 tokens of 2 x 2 h + 4 V
+    # bytes.
     blocks = activation_bytes(workload.shape, 8192)
     assert memory.stage == "first"
     assert memory.activations == pytest.approx(blocks, rel=1e-12)
@@ -118,8 +129,12 @@ def test_the_last_stage_holds_the_logits_and_the_first_the_most_micro_batches() 
     assert alone.activations == pytest.approx(blocks / 4 + 8192 * (4 * 4096 + 4 * 128256), rel=1e-12)
 
 
-@given(dp=st.sampled_from([1, 2, 4, 8]), tp=st.sampled_from([1, 2, 4, 8]), pp=st.sampled_from([1, 2, 4, 8]),
-       zero=st.integers(0, 2))
+@given(
+    dp=st.sampled_from([1, 2, 4, 8]),
+    tp=st.sampled_from([1, 2, 4, 8]),
+    pp=st.sampled_from([1, 2, 4, 8]),
+    zero=st.integers(0, 2),
+)
 def test_more_sharding_never_needs_more_memory(dp, tp, pp, zero) -> None:
     workload = read_workload("llama-3-70b")
     here = memory_bytes_per_gpu(workload, Axes(dp=dp, tp=tp, pp=pp, zero=zero))
@@ -129,16 +144,25 @@ def test_more_sharding_never_needs_more_memory(dp, tp, pp, zero) -> None:
     assert memory_bytes_per_gpu(workload, Axes(dp=dp, tp=tp, pp=pp, cp=2, zero=zero)) < here
 
 
-@pytest.mark.parametrize(("axes", "text"), [
-    (Axes(pp=97), "97 stages for 96 layers\n  binding constraint: pp <= layers"),
-    (Axes(tp=7), "96 heads cannot be split 7 ways\n  binding constraint: tp divides the heads"),
-    (Axes(cp=3), "2048 tokens of a sequence cannot be split 3 ways\n"
-                 "  binding constraint: cp x tp divides the tokens of a sequence"),
-    (Axes(dp=5), "1536 sequences of a step cannot be split 5 ways\n"
-                 "  binding constraint: dp x micro_batch divides the sequences of a step"),
-    (Axes(dp=2, ep=2), "ep 2 for a model without experts\n  binding constraint: ep = 1"),
-    (Axes(dp=0), "dp is 0\n  binding constraint: dp >= 1"),
-])
+@pytest.mark.parametrize(
+    ("axes", "text"),
+    [
+        (Axes(pp=97), "97 stages for 96 layers\n  binding constraint: pp <= layers"),
+        (Axes(tp=7), "96 heads cannot be split 7 ways\n  binding constraint: tp divides the heads"),
+        (
+            Axes(cp=3),
+            "2048 tokens of a sequence cannot be split 3 ways\n"
+            "  binding constraint: cp x tp divides the tokens of a sequence",
+        ),
+        (
+            Axes(dp=5),
+            "1536 sequences of a step cannot be split 5 ways\n"
+            "  binding constraint: dp x micro_batch divides the sequences of a step",
+        ),
+        (Axes(dp=2, ep=2), "ep 2 for a model without experts\n  binding constraint: ep = 1"),
+        (Axes(dp=0), "dp is 0\n  binding constraint: dp >= 1"),
+    ],
+)
 def test_axes_that_do_not_divide_the_model_are_refused_by_name(axes: Axes, text: str) -> None:
     with pytest.raises(InfeasibleError) as caught:
         memory_bytes_per_gpu(GPT3, axes)

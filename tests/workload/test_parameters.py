@@ -30,12 +30,16 @@ def test_tiny_by_hand() -> None:
     # h = 128: token table, head and learned positions 256 h + 256 h + 128 h; each of 4 blocks 12 h^2 + 13 h
     # (4 h^2 + 4 h attention, 8 h^2 + 5 h feed-forward, 4 h norms); final norm 2 h.
     h = 128
-    assert parameter_count(read_workload("tiny").shape) == 640 * h + 4 * (12 * h * h + 13 * h) + 2 * h == 875_264
+    assert (
+        parameter_count(read_workload("tiny").shape) == 640 * h + 4 * (12 * h * h + 13 * h) + 2 * h == 875_264
+    )
 
 
 def test_gpt3_by_hand() -> None:
     h, v, s = 12288, 50257, 2048
-    assert parameter_count(read_workload("gpt3-175b").shape) == 96 * (12 * h * h + 13 * h) + (v + s) * h + 2 * h
+    assert (
+        parameter_count(read_workload("gpt3-175b").shape) == 96 * (12 * h * h + 13 * h) + (v + s) * h + 2 * h
+    )
 
 
 def test_a_dense_model_activates_all_it_has_and_an_expert_model_less() -> None:

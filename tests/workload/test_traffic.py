@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.workload import Axes, Traffic, Workload, parameter_count, preset_names, read_workload, sent_bytes, traffic
+from isthmus.workload import (
+    Axes,
+    Traffic,
+    Workload,
+    parameter_count,
+    preset_names,
+    read_workload,
+    sent_bytes,
+    traffic,
+)
 
 LLAMA = read_workload("llama-3-8b")
 BF16 = replace(LLAMA, gradient_bytes=2)
@@ -19,13 +28,22 @@ def sent(workload: Workload, axes: Axes, axis: str, **match: object) -> float:
 
 def test_data_parallelism_all_reduces_every_gradient_once() -> None:
     (item,) = traffic(LLAMA, Axes(dp=8))
-    assert item == Traffic(axis="dp", op="all-reduce", phase="backward", bytes_per_op=4 * 8_030_261_248, ops_per_step=1,
-                           group=8, overlappable=True, what="gradients")
+    assert item == Traffic(
+        axis="dp",
+        op="all-reduce",
+        phase="backward",
+        bytes_per_op=4 * 8_030_261_248,
+        ops_per_step=1,
+        group=8,
+        overlappable=True,
+        what="gradients",
+    )
     assert sent_bytes(item) == 2 * 7 / 8 * 4 * 8_030_261_248
 
 
 def test_zero_1_and_2_send_as_much_as_data_parallelism_and_zero_3_half_as_much_again() -> None:
-    # One micro-batch, weights and gradients both bf16: 2 Psi, 2 Psi, 2 Psi, 3 Psi (arXiv 1910.02054, section 7).
+    # One micro-batch, weights and gradients both bf16: 2 Psi, 2 Psi, 2 Psi, 3 Psi (arXiv 1910.02054, section
+    # 7).
     one = replace(BF16, sequences_per_step=64)
     plain, *zero = (sent(one, Axes(dp=64, zero=stage), "dp") for stage in (0, 1, 2, 3))  # type: ignore[arg-type]
     assert zero == pytest.approx([plain, plain, 1.5 * plain], rel=1e-12)
@@ -36,7 +54,9 @@ def test_zero_3_is_one_and_a_half_for_every_model(name: str) -> None:
     workload = read_workload(name)
     weight = 4 if workload.precision == "fp32" else 2
     workload = replace(workload, sequences_per_step=16, gradient_bytes=weight)
-    assert sent(workload, Axes(dp=16, zero=3), "dp") == pytest.approx(1.5 * sent(workload, Axes(dp=16), "dp"), rel=1e-12)
+    assert sent(workload, Axes(dp=16, zero=3), "dp") == pytest.approx(
+        1.5 * sent(workload, Axes(dp=16), "dp"), rel=1e-12
+    )
 
 
 @given(dp=st.sampled_from([2, 4, 8]), rounds=st.integers(1, 16))
@@ -46,14 +66,17 @@ def test_only_zero_2_and_3_pay_for_every_micro_batch(dp, rounds) -> None:
     for stage, scatter_factor, gather_factor in ((0, 1, 1), (1, 1, 1), (2, rounds, 1), (3, rounds, rounds)):
         axes = Axes(dp=dp, zero=stage)  # type: ignore[arg-type]
         assert sent(many, axes, "dp", what="gradients") == pytest.approx(
-            scatter_factor * sent(once, axes, "dp", what="gradients"), rel=1e-12)
+            scatter_factor * sent(once, axes, "dp", what="gradients"), rel=1e-12
+        )
         assert sent(many, axes, "dp", what="weights") == pytest.approx(
-            gather_factor * sent(once, axes, "dp", what="weights"), rel=1e-12)
+            gather_factor * sent(once, axes, "dp", what="weights"), rel=1e-12
+        )
 
 
 def test_tensor_parallelism_sends_what_four_all_reduces_a_block_would() -> None:
-    # Megatron: two all-reduces of s b h forward and two backward per block; sequence parallelism splits each into a
-    # reduce-scatter and an all-gather at equal volume, and gathers twice more for the weight gradients, hidden.
+    # Megatron: two all-reduces of s b h forward and two backward per block; sequence parallelism splits each
+    # into a reduce-scatter and an all-gather at equal volume, and gathers twice more for the weight
+    # gradients, hidden.
     axes = Axes(tp=8)
     all_reduces = 512 * 32 * 4 * 2 * 7 / 8 * (2 * 8192 * 4096)
     assert sent(LLAMA, axes, "tp", overlappable=False) == pytest.approx(all_reduces, rel=1e-12)
@@ -69,7 +92,11 @@ def test_full_recomputation_repeats_the_forward_collectives_only() -> None:
 
 @given(dp=degrees, tp=st.sampled_from([2, 4, 8]), b=st.integers(1, 4))
 def test_tensor_parallel_traffic_of_a_replica_does_not_depend_on_how_many_there_are(dp, tp, b) -> None:
-    alone = [i for i in traffic(replace(LLAMA, sequences_per_step=4 * b), Axes(tp=tp, micro_batch=b)) if i.axis == "tp"]
+    alone = [
+        i
+        for i in traffic(replace(LLAMA, sequences_per_step=4 * b), Axes(tp=tp, micro_batch=b))
+        if i.axis == "tp"
+    ]
     many = replace(LLAMA, sequences_per_step=4 * b * dp)
     assert [i for i in traffic(many, Axes(dp=dp, tp=tp, micro_batch=b)) if i.axis == "tp"] == alone
 
@@ -90,11 +117,12 @@ def test_ring_attention_shows_every_rank_all_keys_and_values(cp, tp) -> None:
 
 
 def test_expert_parallelism_dispatches_every_token_to_its_experts_and_back() -> None:
-    # Mixtral, ep 8 of dp 8, one sequence of 32,768 per micro-batch, 16 micro-batches: dispatch and combine in each of
-    # 32 blocks, forward and backward, of 32,768 x 4,096 x 2 experts x 2 bytes; 7/8 of it leaves.
+    # Mixtral, ep 8 of dp 8, one sequence of 32,768 per micro-batch, 16 micro-batches: dispatch and combine in
+    # each of 32 blocks, forward and backward, of 32,768 x 4,096 x 2 experts x 2 bytes; 7/8 of it leaves.
     workload = read_workload("mixtral-8x7b")
     assert sent(workload, Axes(dp=8, ep=8), "ep") == pytest.approx(
-        16 * 32 * 4 * (32768 * 4096 * 2 * 2) * 7 / 8, rel=1e-12)
+        16 * 32 * 4 * (32768 * 4096 * 2 * 2) * 7 / 8, rel=1e-12
+    )
 
 
 def test_routed_experts_reduce_over_the_replicas_that_share_them() -> None:

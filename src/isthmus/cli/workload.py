@@ -40,6 +40,7 @@ ZeroStage = Literal[0, 1, 2, 3]
 
 def workload(  # noqa: PLR0913 -- each parameter is one option of the command
     name: Annotated[str, typer.Argument(help="A preset, a workload.yaml, or a Hugging Face config.json.")],
+    *,
     dp: Annotated[int, typer.Option(help="Data-parallel replicas.", min=1)] = 1,
     tp: Annotated[int, typer.Option(help="Tensor parallelism, with sequence parallelism.", min=1)] = 1,
     pp: Annotated[int, typer.Option(help="Pipeline stages.", min=1)] = 1,
@@ -51,8 +52,16 @@ def workload(  # noqa: PLR0913 -- each parameter is one option of the command
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     """Show a model's parameters, FLOPs, memory and traffic."""
-    axes = Axes(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, zero=cast(ZeroStage, zero), micro_batch=micro_batch,
-                recompute=recompute)
+    axes = Axes(
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        zero=cast(ZeroStage, zero),
+        micro_batch=micro_batch,
+        recompute=recompute,
+    )
     figures = _figures(read_workload(name), axes)
     if as_json:
         print(json.dumps(figures, indent=2))
@@ -70,7 +79,8 @@ def _figures(loaded: Workload, axes: Axes) -> dict[str, Any]:
     return {
         "workload": asdict(loaded) | {"tokens_per_step": loaded.tokens_per_step},
         "parameters": {
-            "total": parameter_count(shape), "active": active_parameter_count(shape),
+            "total": parameter_count(shape),
+            "active": active_parameter_count(shape),
             "multi_token_prediction": mtp_parameter_count(shape),
         },
         "flop_per_token": {
@@ -83,7 +93,10 @@ def _figures(loaded: Workload, axes: Axes) -> dict[str, Any]:
         "state_bytes": asdict(state) | {"total": state.total},
         "axes": asdict(axes) | {"gpus": axes.gpus, "micro_batches": micro_batches(loaded, axes)},
         "memory_bytes_per_gpu": {
-            "stage": memory.stage, **asdict(memory.state), "activations": memory.activations, "total": memory.total,
+            "stage": memory.stage,
+            **asdict(memory.state),
+            "activations": memory.activations,
+            "total": memory.total,
         },
         "traffic": [asdict(item) | {"sent_bytes": sent_bytes(item)} for item in traffic(loaded, axes)],
     }
@@ -102,15 +115,21 @@ def _model_table(figures: dict[str, Any]) -> Table:
     table.add_row("  with attention, causal half", f"{flop['none']['causal']:.4g}")
     table.add_row("  executed under selective recomputation", f"{flop['selective']['full']:.4g}")
     table.add_row("  executed under full recomputation", f"{flop['full']['full']:.4g}")
-    table.add_row("training FLOP a step", f"{flop['none']['full'] * figures['workload']['tokens_per_step']:.4g}")
+    table.add_row(
+        "training FLOP a step", f"{flop['none']['full'] * figures['workload']['tokens_per_step']:.4g}"
+    )
     for key, size in figures["state_bytes"].items():
-        table.add_row("training state, all together" if key == "total" else f"training state: {key}", show_bytes(size))
+        table.add_row(
+            "training state, all together" if key == "total" else f"training state: {key}", show_bytes(size)
+        )
     return table
 
 
 def _gpu_table(figures: dict[str, Any]) -> Table:
     axes, memory = figures["axes"], figures["memory_bytes_per_gpu"]
-    degrees = " ".join(f"{key}={axes[key]}" for key in ("dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "recompute"))
+    degrees = " ".join(
+        f"{key}={axes[key]}" for key in ("dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "recompute")
+    )
     title = f"{axes['gpus']} GPUs: {degrees}"
     table = Table("on the fullest GPU", "bytes", title=title, min_width=len(title))
     for key in ("weights", "gradients", "master", "optimizer", "activations", "total"):
@@ -126,8 +145,14 @@ def _traffic_table(figures: dict[str, Any]) -> Table:
     table.add_column("hides")
     for item in figures["traffic"]:
         table.add_row(
-            f"{item['axis']} x{item['group']}", item["op"], item["phase"], item["what"], show_bytes(item["bytes_per_op"]),
-            f"{item['ops_per_step']:,}", show_bytes(item["sent_bytes"]), "yes" if item["overlappable"] else "no",
+            f"{item['axis']} x{item['group']}",
+            item["op"],
+            item["phase"],
+            item["what"],
+            show_bytes(item["bytes_per_op"]),
+            f"{item['ops_per_step']:,}",
+            show_bytes(item["sent_bytes"]),
+            "yes" if item["overlappable"] else "no",
         )
     if not figures["traffic"]:
         table.caption = "nothing: give --dp, --tp, --pp, --cp or --ep"

@@ -47,7 +47,14 @@ def check_axes(workload: Workload, axes: Axes) -> None:
         InfeasibleError: A degree does not divide what it splits; `bind` names both.
     """
     shape = workload.shape
-    degrees = {"dp": axes.dp, "tp": axes.tp, "pp": axes.pp, "cp": axes.cp, "ep": axes.ep, "micro_batch": axes.micro_batch}
+    degrees = {
+        "dp": axes.dp,
+        "tp": axes.tp,
+        "pp": axes.pp,
+        "cp": axes.cp,
+        "ep": axes.ep,
+        "micro_batch": axes.micro_batch,
+    }
     for name, degree in degrees.items():
         if degree < 1:
             raise InfeasibleError(f"{name} is {degree}", f"{name} >= 1")
@@ -64,7 +71,9 @@ def check_axes(workload: Workload, axes: Axes) -> None:
     )
     for whole, parts, what, degree in splits:
         if whole % parts:
-            raise InfeasibleError(f"{whole} {what} cannot be split {parts} ways", f"{degree} divides the {what}")
+            raise InfeasibleError(
+                f"{whole} {what} cannot be split {parts} ways", f"{degree} divides the {what}"
+            )
 
 
 def micro_batches(workload: Workload, axes: Axes) -> int:
@@ -78,7 +87,7 @@ def stage_blocks(shape: ModelShape, pp: int) -> int:
 
 
 def expert_blocks(shape: ModelShape, pp: int, last: bool) -> int:
-    """Expert blocks among the `stage_blocks` of the first or the last stage; dense blocks come first in the model."""
+    """Expert blocks of the first or the last stage; a model's dense blocks come first."""
     blocks = stage_blocks(shape, pp)
     if not shape.experts:
         return 0

@@ -18,7 +18,8 @@ Some = Annotated[int, Field(ge=1, le=10**9, strict=True)]
 class ShapeDocument(Document):
     """A model written out; the meaning of every key is that of `ModelShape`.
 
-    `kv_heads` left out means one per head, `head_dim` left out means hidden / heads. `norm` is `rms` or `layer`.
+    `kv_heads` left out means one per head, `head_dim` left out means hidden / heads. `norm` is `rms` or
+    `layer`.
     """
 
     layers: Some
@@ -74,9 +75,9 @@ Model = Annotated[
 class WorkloadDocument(Document):
     """One model and what one optimizer step feeds it.
 
-    `model` is a preset, the path of a Hugging Face config.json (from this file's folder), or a shape written out.
-    Batch, precision and gradient format left out are the preset's; a model that is not a preset must state
-    `sequence_length` and one of `sequences_per_step` and `tokens_per_step`.
+    `model` is a preset, the path of a Hugging Face config.json (from this file's folder), or a shape written
+    out. Batch, precision and gradient format left out are the preset's; a model that is not a preset must
+    state `sequence_length` and one of `sequences_per_step` and `tokens_per_step`.
     """
 
     version: Literal[1] = 1
@@ -116,35 +117,77 @@ def shape_of(document: ShapeDocument, name: str, lines: Lines, path: Path_) -> M
     """
     kv_heads, head_dim = document.kv_heads or document.heads, document.head_dim
     if head_dim is None and document.hidden % document.heads:
-        raise lines.error((*path, "heads"), f"heads: hidden {document.hidden} is not a multiple of {document.heads}",
-                          "state head_dim, or change one of them")
+        raise lines.error(
+            (*path, "heads"),
+            f"heads: hidden {document.hidden} is not a multiple of {document.heads}",
+            "state head_dim, or change one of them",
+        )
     if document.heads % kv_heads:
-        raise lines.error((*path, "kv_heads"), f"kv_heads: {document.heads} heads are not a multiple of {kv_heads}")
+        raise lines.error(
+            (*path, "kv_heads"), f"kv_heads: {document.heads} heads are not a multiple of {kv_heads}"
+        )
     for key, fault in _faults(document):
         raise lines.error((*path, key), f"{key}: {fault}")
     stated = document.model_dump(exclude={"kv_heads", "head_dim", "norm"})
-    return ModelShape(name=name, kv_heads=kv_heads, head_dim=head_dim or document.hidden // document.heads,
-                      norm_tensors=2 if document.norm == "layer" else 1, **stated)
+    return ModelShape(
+        name=name,
+        kv_heads=kv_heads,
+        head_dim=head_dim or document.hidden // document.heads,
+        norm_tensors=2 if document.norm == "layer" else 1,
+        **stated,
+    )
 
 
 def _faults(document: ShapeDocument) -> list[tuple[str, str]]:
     """(key, what is wrong) of every contradiction between keys that each are well-formed."""
     d = document
-    expert_keys = ("experts_active", "expert_ffn", "shared_experts", "dense_layers", "shared_gate", "router_bias")
+    expert_keys = (
+        "experts_active",
+        "expert_ffn",
+        "shared_experts",
+        "dense_layers",
+        "shared_gate",
+        "router_bias",
+    )
     mla_keys = ("q_rank", "kv_rank", "rope_dim", "nope_dim")
     faults = [(key, "needs experts") for key in expert_keys if not d.experts and getattr(d, key)]
     faults += [(key, "needs attention: mla") for key in mla_keys if d.attention != "mla" and getattr(d, key)]
     checks = (
         (d.experts and not d.expert_ffn, "experts", "needs expert_ffn, the inner width of one expert"),
-        (d.experts and not 1 <= d.experts_active <= d.experts, "experts_active",
-         f"found {d.experts_active}, expected 1 to {d.experts} (experts)"),
-        (d.dense_layers >= d.layers, "dense_layers", f"found {d.dense_layers}, leaves no expert layer of {d.layers}"),
-        (d.attention == "mla" and not (d.kv_rank and d.rope_dim and d.nope_dim and d.head_dim), "attention",
-         "mla needs kv_rank, rope_dim, nope_dim and head_dim (of the values)"),
-        (d.attention == "mla" and d.kv_heads not in (None, d.heads), "kv_heads", "mla has one key and value per head"),
-        (d.attention == "mla" and (d.biases or d.qkv_biases or d.qk_norm), "attention", "mla takes no biases or qk_norm"),
-        (d.windowed_layers > d.layers, "windowed_layers", f"found {d.windowed_layers}, more than {d.layers} layers"),
-        (bool(d.window) != bool(d.windowed_layers), "window" if d.window else "windowed_layers",
-         "window and windowed_layers go together"),
+        (
+            d.experts and not 1 <= d.experts_active <= d.experts,
+            "experts_active",
+            f"found {d.experts_active}, expected 1 to {d.experts} (experts)",
+        ),
+        (
+            d.dense_layers >= d.layers,
+            "dense_layers",
+            f"found {d.dense_layers}, leaves no expert layer of {d.layers}",
+        ),
+        (
+            d.attention == "mla" and not (d.kv_rank and d.rope_dim and d.nope_dim and d.head_dim),
+            "attention",
+            "mla needs kv_rank, rope_dim, nope_dim and head_dim (of the values)",
+        ),
+        (
+            d.attention == "mla" and d.kv_heads not in (None, d.heads),
+            "kv_heads",
+            "mla has one key and value per head",
+        ),
+        (
+            d.attention == "mla" and (d.biases or d.qkv_biases or d.qk_norm),
+            "attention",
+            "mla takes no biases or qk_norm",
+        ),
+        (
+            d.windowed_layers > d.layers,
+            "windowed_layers",
+            f"found {d.windowed_layers}, more than {d.layers} layers",
+        ),
+        (
+            bool(d.window) != bool(d.windowed_layers),
+            "window" if d.window else "windowed_layers",
+            "window and windowed_layers go together",
+        ),
     )
     return faults + [(key, text) for wrong, key, text in checks if wrong]

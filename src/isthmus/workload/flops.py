@@ -21,21 +21,25 @@ def flop_per_token(
         F = 3 (2 N + A) + R,   A = 4 l q s
 
     N = matrix parameters a token meets, A = scores and their product with the values (q = heads head_dim, s =
-    `sequence_length`, l = layers), R = 0, or A (`selective`: the attention product again), or the forward pass of
-    all blocks (`full`; the output projection is not repeated). For GPT, `full` recomputation is the 96 s l h^2
-    (1 + s/6h + V/16lh) of arXiv 2104.04473.
+    `sequence_length`, l = layers), R = 0, or A (`selective`: the attention product again), or the forward
+    pass of all blocks (`full`; the output projection is not repeated). For GPT, `full` recomputation is the
+    96 s l h^2 (1 + s/6h + V/16lh) of arXiv 2104.04473.
 
-    `attention` says how A counts: `full` counts all s columns for every token, as PaLM (arXiv 2204.02311, appendix
-    B) and Megatron do, and so belongs with every published MFU; it is the default because our MFU figures are
-    theirs. `causal` counts the (s + 1) / 2 that a causal kernel computes. `none` leaves 6 N. Windowed layers see no
-    more than their window. MTP blocks count (set `mtp_layers` to 0 for the model alone).
+    `attention` says how A counts: `full` counts all s columns for every token, as PaLM (arXiv 2204.02311,
+    appendix B) and Megatron do, and so belongs with every published MFU; it is the default because our MFU
+    figures are theirs. `causal` counts the (s + 1) / 2 that a causal kernel computes. `none` leaves 6 N.
+    Windowed layers see no more than their window. MTP blocks count (set `mtp_layers` to 0 for the model
+    alone).
     """
     blocks, head = _forward_parts(shape, sequence_length, attention)
-    again = {"none": 0.0, "selective": _attention_flop(shape, sequence_length, attention), "full": blocks}[recompute]
+    scores = _attention_flop(shape, sequence_length, attention)
+    again = {"none": 0.0, "selective": scores, "full": blocks}[recompute]
     return 3 * (blocks + head) + again
 
 
-def forward_flop_per_token(shape: ModelShape, sequence_length: int, attention: AttentionCount = "full") -> float:
+def forward_flop_per_token(
+    shape: ModelShape, sequence_length: int, attention: AttentionCount = "full"
+) -> float:
     """Operations of one token's forward pass, 2 N + A; symbols as in `flop_per_token`."""
     return sum(_forward_parts(shape, sequence_length, attention))
 
@@ -75,7 +79,11 @@ def _columns(sequence_length: int, window: int, attention: AttentionCount) -> fl
 
 def _attention_matrices(shape: ModelShape) -> int:
     if shape.attention == "mla":
-        queries = shape.q_rank * (shape.hidden + shape.query_width) if shape.q_rank else shape.hidden * shape.query_width
+        queries = (
+            shape.q_rank * (shape.hidden + shape.query_width)
+            if shape.q_rank
+            else shape.hidden * shape.query_width
+        )
         latent = shape.hidden * (shape.kv_rank + shape.rope_dim)
         expanded = shape.kv_rank * shape.heads * (shape.nope_dim + shape.head_dim)
         return queries + latent + expanded + shape.heads * shape.head_dim * shape.hidden

@@ -16,8 +16,15 @@ from isthmus.workload.parameters import (
 )
 
 __all__ = [
-    "AttentionKernel", "GpuMemory", "StateBytes", "activation_bytes", "gpu_memory", "memory_bytes_per_gpu",
-    "parameters_per_gpu", "state_bytes", "weight_bytes_per_parameter",
+    "AttentionKernel",
+    "GpuMemory",
+    "StateBytes",
+    "activation_bytes",
+    "gpu_memory",
+    "memory_bytes_per_gpu",
+    "parameters_per_gpu",
+    "state_bytes",
+    "weight_bytes_per_parameter",
 ]
 
 AttentionKernel = Literal["fused", "unfused"]
@@ -63,9 +70,9 @@ def weight_bytes_per_parameter(precision: Precision) -> int:
 def state_bytes(shape: ModelShape, precision: Precision = "bf16", gradient_bytes: int = 2) -> StateBytes:
     """State of the whole model under Adam, in bytes.
 
-    Mixed precision: 2 (weight) + `gradient_bytes` + 4 (fp32 master) + 8 (two fp32 moments) a parameter: 16 with
-    bf16 gradients, 18 with fp32 ones. fp32: 4 + `gradient_bytes` + 0 + 8. Multi-token-prediction blocks count, since
-    they are trained.
+    Mixed precision: 2 (weight) + `gradient_bytes` + 4 (fp32 master) + 8 (two fp32 moments) a parameter: 16
+    with bf16 gradients, 18 with fp32 ones. fp32: 4 + `gradient_bytes` + 0 + 8. Multi-token-prediction blocks
+    count, since they are trained.
 
     Source: Rajbhandari et al., arXiv 1910.02054, section 3.1.
     """
@@ -73,21 +80,31 @@ def state_bytes(shape: ModelShape, precision: Precision = "bf16", gradient_bytes
 
 
 def activation_bytes(  # noqa: PLR0913 - the arguments are the symbols of the published formula
-    shape: ModelShape, sequence_length: int, micro_batch: int = 1, tp: int = 1, recompute: Recompute = "none",
-    kernel: AttentionKernel = "fused", element_bytes: int = 2,
+    shape: ModelShape,
+    sequence_length: int,
+    micro_batch: int = 1,
+    tp: int = 1,
+    *,
+    recompute: Recompute = "none",
+    kernel: AttentionKernel = "fused",
+    element_bytes: int = 2,
 ) -> float:
-    """Bytes one GPU keeps for the backward pass of one micro-batch through all blocks, embedding and output left out.
+    """Bytes one GPU keeps for the backward pass of one micro-batch through all blocks, embedding and output
+    left out.
 
     For GPT (two-matrix feed-forward of 4h, dropout, h = heads head_dim) in 16 bits this is, per block,
 
         s b h (34 + 5 a s / h) / t         none, unfused: scores, their softmax and its dropout are stored
-        34 s b h / t                       selective; also none with a fused kernel, which keeps 4 a s b / t bytes more
-        2 s b h / t                        full: the input of every block, and one whole block while it is redone
+        34 s b h / t                       selective; also none with a fused kernel, which keeps 4 a s b / t
+        bytes more
+        2 s b h / t                        full: the input of every block, and one whole block while it is
+        redone
 
-    s = `sequence_length`, b = `micro_batch`, a = heads, t = `tp` (sequence parallelism included). Other families
-    follow the same accounting: grouped keys and values are as wide as they are, a gated feed-forward keeps gate, up
-    and product (3 x ffn instead of 2), no dropout keeps no masks, and an expert block keeps what its visited experts
-    would with tokens spread evenly. Leaves out workspace, fragmentation and the casts of fp8.
+    s = `sequence_length`, b = `micro_batch`, a = heads, t = `tp` (sequence parallelism included). Other
+    families follow the same accounting: grouped keys and values are as wide as they are, a gated feed-forward
+    keeps gate, up and product (3 x ffn instead of 2), no dropout keeps no masks, and an expert block keeps
+    what its visited experts would with tokens spread evenly. Leaves out workspace, fragmentation and the
+    casts of fp8.
 
     Source: Korthikanti et al., arXiv 2205.05198, equations 2, 4 and 6.
     """
@@ -99,17 +116,22 @@ def activation_bytes(  # noqa: PLR0913 - the arguments are the symbols of the pu
     expert = tokens * (_block_bytes_per_token(shape, element_bytes, expert=True) + scores)
     if recompute == "full":
         kept = shape.layers * tokens * element_bytes * shape.hidden
-        return kept + max(dense if shape.layers > shape.expert_layers else 0.0, expert if shape.expert_layers else 0.0)
+        return kept + max(
+            dense if shape.layers > shape.expert_layers else 0.0, expert if shape.expert_layers else 0.0
+        )
     return (shape.layers - shape.expert_layers) * dense + shape.expert_layers * expert
 
 
 def parameters_per_gpu(shape: ModelShape, axes: Axes, last: bool) -> tuple[float, float]:
     """(parameters outside routed experts, in routed experts) on a GPU of the first or the last stage.
 
-    ZeRO is not applied. Norms and biases are divided by tp like the matrices (they are replicated: below 0.1%).
+    ZeRO is not applied. Norms and biases are divided by tp like the matrices (they are replicated: below
+    0.1%).
     """
     blocks, experts = stage_blocks(shape, axes.pp), expert_blocks(shape, axes.pp, last)
-    shared = (blocks - experts) * dense_block_parameters(shape) + experts * expert_block_shared_parameters(shape)
+    shared = (blocks - experts) * dense_block_parameters(shape) + experts * expert_block_shared_parameters(
+        shape
+    )
     routed = experts * shape.experts * routed_expert_parameters(shape)
     if last and shape.mtp_layers:
         extra = shape.mtp_layers * shape.experts * routed_expert_parameters(shape)
@@ -119,7 +141,9 @@ def parameters_per_gpu(shape: ModelShape, axes: Axes, last: bool) -> tuple[float
     if axes.pp == 1:
         shared += embedding_parameters(shape) + shape.norm_tensors * shape.hidden
     elif last:  # a tied table is held again by the last stage, as is the one that MTP embeds with
-        shared += table * (2 if shape.mtp_layers and not shape.tied else 1) + shape.norm_tensors * shape.hidden
+        shared += (
+            table * (2 if shape.mtp_layers and not shape.tied else 1) + shape.norm_tensors * shape.hidden
+        )
     else:
         shared += table + shape.positions * shape.hidden
     return shared / axes.tp, routed / (axes.tp * axes.ep)
@@ -128,9 +152,9 @@ def parameters_per_gpu(shape: ModelShape, axes: Axes, last: bool) -> tuple[float
 def gpu_memory(workload: Workload, axes: Axes) -> GpuMemory:
     """Memory of the fullest GPU: the larger of a first-stage and a last-stage one.
 
-    The first of p stages holds the activations of min(p, micro-batches) micro-batches at once (1F1B), the last of
-    one, and with it the fp32 logits: 4 s b h (1 + V/h) / t bytes (arXiv 2205.05198, section 4.3). Leaves out
-    communication buffers, the allocator, and the CUDA context (1-2 GB).
+    The first of p stages holds the activations of min(p, micro-batches) micro-batches at once (1F1B), the
+    last of one, and with it the fp32 logits: 4 s b h (1 + V/h) / t bytes (arXiv 2205.05198, section 4.3).
+    Leaves out communication buffers, the allocator, and the CUDA context (1-2 GB).
 
     Raises:
         InfeasibleError: The axes do not fit the workload.
@@ -159,9 +183,15 @@ def _stage_memory(workload: Workload, axes: Axes, last: bool) -> GpuMemory:
     )
     length, element = workload.sequence_length / axes.cp, weight_bytes_per_parameter(workload.precision)
     flight = 1 if last else min(axes.pp, micro_batches(workload, axes))
-    blocks = activation_bytes(shape, workload.sequence_length, axes.micro_batch, axes.tp, axes.recompute,
-                              element_bytes=element) / axes.cp
-    activations = flight * blocks * stage_blocks(shape, axes.pp) / shape.layers
+    kept = activation_bytes(
+        shape,
+        workload.sequence_length,
+        axes.micro_batch,
+        axes.tp,
+        recompute=axes.recompute,
+        element_bytes=element,
+    )
+    activations = flight * kept / axes.cp * stage_blocks(shape, axes.pp) / shape.layers
     if last or axes.pp == 1:
         head = 2 * element * shape.hidden + 4 * shape.vocabulary
         activations += length * axes.micro_batch * head / axes.tp
@@ -170,13 +200,16 @@ def _stage_memory(workload: Workload, axes: Axes, last: bool) -> GpuMemory:
 
 def _state(parameters: float, precision: Precision, gradient_bytes: int) -> StateBytes:
     return StateBytes(
-        weights=weight_bytes_per_parameter(precision) * parameters, gradients=gradient_bytes * parameters,
-        master=(0 if precision == "fp32" else 4) * parameters, optimizer=8 * parameters,
+        weights=weight_bytes_per_parameter(precision) * parameters,
+        gradients=gradient_bytes * parameters,
+        master=(0 if precision == "fp32" else 4) * parameters,
+        optimizer=8 * parameters,
     )
 
 
 def _score_bytes(shape: ModelShape, sequence_length: int, kernel: AttentionKernel, element: int) -> float:
-    """Bytes per token of one block for attention scores: softmax output, and with dropout its mask and result.
+    """Bytes per token of one block for attention scores: softmax output, and with dropout its mask and
+    result.
 
     A fused kernel keeps one fp32 log-sum-exp per head instead.
     """
@@ -197,8 +230,12 @@ def _block_bytes_per_token(shape: ModelShape, element: int, expert: bool) -> flo
     attention = element * (h + projected + values) + h * shape.dropout
     inner = 3 if shape.gated else 2
     if expert:
-        visited = shape.experts_active * (2 * h + inner * shape.expert_ffn)  # dispatched input, product, weighted output
-        feed_forward = element * (h + visited + shape.shared_experts * inner * shape.expert_ffn) + 4 * shape.experts
+        visited = shape.experts_active * (
+            2 * h + inner * shape.expert_ffn
+        )  # dispatched input, product, weighted output
+        feed_forward = (
+            element * (h + visited + shape.shared_experts * inner * shape.expert_ffn) + 4 * shape.experts
+        )
     else:
         feed_forward = element * (h + inner * shape.ffn)
     return attention + feed_forward + h * shape.dropout + element * shape.block_norms * h

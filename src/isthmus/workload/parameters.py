@@ -3,8 +3,13 @@
 from isthmus.workload.model import ModelShape
 
 __all__ = [
-    "active_parameter_count", "attention_parameters", "embedding_parameters", "feed_forward_parameters",
-    "mtp_parameter_count", "parameter_count", "routed_expert_parameters",
+    "active_parameter_count",
+    "attention_parameters",
+    "embedding_parameters",
+    "feed_forward_parameters",
+    "mtp_parameter_count",
+    "parameter_count",
+    "routed_expert_parameters",
 ]
 
 
@@ -13,28 +18,31 @@ def parameter_count(shape: ModelShape) -> int:
 
         N = embeddings + sum over blocks (attention + feed-forward or experts + norms) + final norm
 
-    Embeddings are the token table, the learned positions and, untied, the output projection. DeepSeek counts its
-    671B the same way: the MTP block (`mtp_parameter_count`) stands apart.
+    Embeddings are the token table, the learned positions and, untied, the output projection. DeepSeek counts
+    its 671B the same way: the MTP block (`mtp_parameter_count`) stands apart.
     """
     experts = shape.expert_layers * (_expert_layer(shape) + shape.experts * routed_expert_parameters(shape))
     return _outside_experts(shape) + experts
 
 
 def active_parameter_count(shape: ModelShape) -> int:
-    """Parameters that one token meets: as `parameter_count`, with `experts_active` routed experts per expert layer.
+    """Parameters that one token meets: `parameter_count` with `experts_active` routed experts a layer.
 
-    Both embedding matrices count whole, as in Mixtral's 12.9B (arXiv 2401.04088). A token reads one row of the
-    first only, so DeepSeek leaves the token table out of its 36.6B and counts the output head (README_WEIGHTS.md).
+    Both embedding matrices count whole, as in Mixtral's 12.9B (arXiv 2401.04088). A token reads one row of
+    the first only, so DeepSeek leaves the token table out of its 36.6B and counts the output head
+    (README_WEIGHTS.md).
     """
-    experts = shape.expert_layers * (_expert_layer(shape) + shape.experts_active * routed_expert_parameters(shape))
+    experts = shape.expert_layers * (
+        _expert_layer(shape) + shape.experts_active * routed_expert_parameters(shape)
+    )
     return _outside_experts(shape) + experts
 
 
 def mtp_parameter_count(shape: ModelShape) -> int:
-    """Parameters that multi-token prediction adds; token table and output projection are shared with the model.
+    """Parameters that multi-token prediction adds; it shares both embeddings with the model.
 
-    Each depth is one block of the model's last kind, a 2h x h projection and three norms (of the two inputs and of
-    the output). Source: arXiv 2412.19437, section 2.2, and the tensors of the public checkpoint.
+    Each depth is one block of the model's last kind, a 2h x h projection and three norms (of the two inputs
+    and of the output). Source: arXiv 2412.19437, section 2.2, and the tensors of the public checkpoint.
     """
     block = attention_parameters(shape) + block_norm_parameters(shape)
     if shape.experts:
@@ -47,8 +55,9 @@ def mtp_parameter_count(shape: ModelShape) -> int:
 def attention_parameters(shape: ModelShape) -> int:
     """Parameters of one attention, its inner norms included.
 
-    Grouped queries: h q + 2 h k + q h, with q = heads head_dim and k = kv_heads head_dim. MLA (arXiv 2405.04434,
-    section 2.1): queries through q_rank, keys and values through kv_rank, each low rank with its own RMSNorm.
+    Grouped queries: h q + 2 h k + q h, with q = heads head_dim and k = kv_heads head_dim. MLA (arXiv
+    2405.04434, section 2.1): queries through q_rank, keys and values through kv_rank, each low rank with its
+    own RMSNorm.
     """
     if shape.attention == "mla":
         return _mla_parameters(shape)
@@ -59,7 +68,7 @@ def attention_parameters(shape: ModelShape) -> int:
 
 
 def feed_forward_parameters(shape: ModelShape, width: int) -> int:
-    """Parameters of one feed-forward of inner `width`: 3 matrices when gated, else 2, with biases where there are."""
+    """Parameters of one feed-forward of inner `width`: 3 matrices when gated, else 2, and their biases."""
     inner = 2 if shape.gated else 1
     return (inner + 1) * shape.hidden * width + (inner * width + shape.hidden) * shape.biases
 
@@ -81,7 +90,9 @@ def block_norm_parameters(shape: ModelShape) -> int:
 
 def dense_block_parameters(shape: ModelShape) -> int:
     """Parameters of one block without experts."""
-    return attention_parameters(shape) + block_norm_parameters(shape) + feed_forward_parameters(shape, shape.ffn)
+    return (
+        attention_parameters(shape) + block_norm_parameters(shape) + feed_forward_parameters(shape, shape.ffn)
+    )
 
 
 def expert_block_shared_parameters(shape: ModelShape) -> int:
