@@ -129,6 +129,13 @@ def test_the_last_stage_holds_the_logits_and_the_first_the_most_micro_batches() 
     assert alone.activations == pytest.approx(blocks / 4 + 8192 * (4 * 4096 + 4 * 128256), rel=1e-12)
 
 
+def test_under_full_recomputation_only_one_micro_batch_has_a_block_at_work() -> None:
+    memory = gpu_memory(replace(GPT3, sequences_per_step=8), Axes(tp=8, pp=8, recompute="full"))
+    # First stage: inputs of 12 blocks for 8 micro-batches, one block of 34 s h at work.
+    assert memory.stage == "first"
+    assert memory.activations == pytest.approx((8 * 12 * 2 + 34) * S * H / 8, rel=1e-12)
+
+
 @given(
     dp=st.sampled_from([1, 2, 4, 8]),
     tp=st.sampled_from([1, 2, 4, 8]),

@@ -89,16 +89,16 @@ def activation_bytes(  # noqa: PLR0913 - the arguments are the symbols of the pu
     kernel: AttentionKernel = "fused",
     element_bytes: int = 2,
 ) -> float:
-    """Bytes one GPU keeps for the backward pass of one micro-batch through all blocks, embedding and output
-    left out.
+    """Bytes one GPU keeps for the backward pass of one micro-batch through all blocks.
+
+    Embedding and output projection are left out.
 
     For GPT (two-matrix feed-forward of 4h, dropout, h = heads head_dim) in 16 bits this is, per block,
 
-        s b h (34 + 5 a s / h) / t         none, unfused: scores, their softmax and its dropout are stored
-        34 s b h / t                       selective; also none with a fused kernel, which keeps 4 a s b / t
-        bytes more
-        2 s b h / t                        full: the input of every block, and one whole block while it is
-        redone
+        s b h (34 + 5 a s / h) / t    none, unfused: softmax, its dropout mask and result are kept
+        s b (34 h + 4 a) / t          none, fused: one fp32 log-sum-exp per head instead
+        34 s b h / t                  selective
+        2 s b h / t                   full: the input of every block, and one whole block at work
 
     s = `sequence_length`, b = `micro_batch`, a = heads, t = `tp` (sequence parallelism included). Other
     families follow the same accounting: grouped keys and values are as wide as they are, a gated feed-forward
@@ -109,17 +109,23 @@ def activation_bytes(  # noqa: PLR0913 - the arguments are the symbols of the pu
     Source: Korthikanti et al., arXiv 2205.05198, equations 2, 4 and 6.
     """
     tokens = sequence_length * micro_batch / tp
+    return sum(_kept_and_working(shape, sequence_length, recompute, kernel, element_bytes)) * tokens
+
+
+def _kept_and_working(
+    shape: ModelShape, sequence_length: int, recompute: Recompute, kernel: AttentionKernel, element_bytes: int
+) -> tuple[float, float]:
+    """Bytes per token, before division by tp: kept by all blocks, and held by the one being recomputed."""
     scores = 0.0
     if recompute == "none":
         scores = _score_bytes(shape, sequence_length, kernel, element_bytes)
-    dense = tokens * (_block_bytes_per_token(shape, element_bytes, expert=False) + scores)
-    expert = tokens * (_block_bytes_per_token(shape, element_bytes, expert=True) + scores)
+    dense = _block_bytes_per_token(shape, element_bytes, expert=False) + scores
+    expert = _block_bytes_per_token(shape, element_bytes, expert=True) + scores
+    dense_blocks = shape.layers - shape.expert_layers
     if recompute == "full":
-        kept = shape.layers * tokens * element_bytes * shape.hidden
-        return kept + max(
-            dense if shape.layers > shape.expert_layers else 0.0, expert if shape.expert_layers else 0.0
-        )
-    return (shape.layers - shape.expert_layers) * dense + shape.expert_layers * expert
+        working = max(dense if dense_blocks else 0.0, expert if shape.expert_layers else 0.0)
+        return shape.layers * element_bytes * shape.hidden, working
+    return dense_blocks * dense + shape.expert_layers * expert, 0.0
 
 
 def parameters_per_gpu(shape: ModelShape, axes: Axes, last: bool) -> tuple[float, float]:
@@ -181,20 +187,13 @@ def _stage_memory(workload: Workload, axes: Axes, last: bool) -> GpuMemory:
         master=part.master if axes.zero >= 1 else whole.master,
         optimizer=part.optimizer if axes.zero >= 1 else whole.optimizer,
     )
-    length, element = workload.sequence_length / axes.cp, weight_bytes_per_parameter(workload.precision)
+    element = weight_bytes_per_parameter(workload.precision)
     flight = 1 if last else min(axes.pp, micro_batches(workload, axes))
-    kept = activation_bytes(
-        shape,
-        workload.sequence_length,
-        axes.micro_batch,
-        axes.tp,
-        recompute=axes.recompute,
-        element_bytes=element,
-    )
-    activations = flight * kept / axes.cp * stage_blocks(shape, axes.pp) / shape.layers
+    kept, working = _kept_and_working(shape, workload.sequence_length, axes.recompute, "fused", element)
+    per_token = flight * kept * stage_blocks(shape, axes.pp) / shape.layers + working
     if last or axes.pp == 1:
-        head = 2 * element * shape.hidden + 4 * shape.vocabulary
-        activations += length * axes.micro_batch * head / axes.tp
+        per_token += 2 * element * shape.hidden + 4 * shape.vocabulary
+    activations = workload.sequence_length / axes.cp * axes.micro_batch * per_token / axes.tp
     return GpuMemory(state=state, activations=activations, stage="last" if last else "first")
 
 
@@ -208,8 +207,7 @@ def _state(parameters: float, precision: Precision, gradient_bytes: int) -> Stat
 
 
 def _score_bytes(shape: ModelShape, sequence_length: int, kernel: AttentionKernel, element: int) -> float:
-    """Bytes per token of one block for attention scores: softmax output, and with dropout its mask and
-    result.
+    """Bytes per token of one block for attention: softmax output and, with dropout, its mask and result.
 
     A fused kernel keeps one fp32 log-sum-exp per head instead.
     """

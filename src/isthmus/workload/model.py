@@ -1,5 +1,4 @@
-"""A workload as every other room sees it: the model's shape and one step's batch, with no files left to
-read."""
+"""A workload as every other room sees it: the model's shape and one step's batch, no files left to read."""
 
 from dataclasses import dataclass
 from typing import Literal

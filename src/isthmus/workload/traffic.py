@@ -78,8 +78,7 @@ def traffic(workload: Workload, axes: Axes) -> tuple[Traffic, ...]:
 
 
 def _data_parallel(workload: Workload, axes: Axes) -> list[Traffic]:
-    """Gradients and, under ZeRO, weights; parameters outside and inside routed experts have groups of their
-    own."""
+    """Gradients and, under ZeRO, weights; routed experts have smaller groups than everything else."""
     last = sum(parameters_per_gpu(workload.shape, axes, True)) >= sum(
         parameters_per_gpu(workload.shape, axes, False)
     )
@@ -179,8 +178,7 @@ def _tensor_parallel(workload: Workload, axes: Axes) -> list[Traffic]:
 
 
 def _pipeline(workload: Workload, axes: Axes) -> list[Traffic]:
-    """Hidden states to the next stage and their gradient back; each tp rank sends its 1/tp. A middle stage
-    does both."""
+    """Hidden states to the next stage and their gradients back; each tp rank sends its 1/tp."""
     rounds = micro_batches(workload, axes)
     if axes.pp == 1:
         return []
@@ -236,8 +234,7 @@ def _context_parallel(workload: Workload, axes: Axes) -> list[Traffic]:
 
 
 def _expert_parallel(workload: Workload, axes: Axes) -> list[Traffic]:
-    """Dispatch and combine of every expert block, forward and backward; full recomputation repeats the
-    forward ones.
+    """Dispatch and combine of every expert block, each way; full recomputation repeats the forward ones.
 
     Tokens spread evenly over experts. Each tp rank dispatches its 1/tp of the sequence.
     Multi-token-prediction blocks count with the last stage.
@@ -274,6 +271,5 @@ def _hidden_bytes(workload: Workload, axes: Axes) -> float:
 
 
 def _activation_bytes(workload: Workload) -> int:
-    """Bytes of an activation on the wire: 4 in fp32, else 2 (fp8 training sends bf16 unless told
-    otherwise)."""
+    """Bytes of an activation on the wire: 4 in fp32, else 2 (fp8 training sends bf16)."""
     return weight_bytes_per_parameter(workload.precision)
