@@ -1,0 +1,296 @@
+"""The door for training scripts: `with isthmus.join() as cluster`.
+
+    with isthmus.join("plan.yaml") as cluster:
+        model = cluster.parallelize(model)
+        optimizer = torch.optim.AdamW(model.parameters())
+        with cluster.sync(model, optimizer):
+            for batch in cluster.batches(dataset):
+                loss = cluster.step(model, batch, loss_fn)
+                optimizer.step(); optimizer.zero_grad()
+
+The same script runs alone on a laptop (no environment), as one region under torchrun, and on all regions of a plan.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
+
+from isthmus.errors import InputError
+from isthmus.plan import Plan, Strategy, load_plan
+from isthmus.runtime.blocks import Mode, Pace, lay_out, parse_schedule
+from isthmus.runtime.courier import Courier
+from isthmus.runtime.environment import RankEnvironment, read_environment
+from isthmus.runtime.federation import Federation
+from isthmus.runtime.hashing import bytes_of, fingerprint
+from isthmus.runtime.hierarchical import HierarchicalReducer, ReducerOptions
+from isthmus.runtime.hook import HookState, ddp_hook
+from isthmus.runtime.local import LocalSync
+from isthmus.runtime.metrics import Metrics
+from isthmus.runtime.outer_link import RailLink
+from isthmus.runtime.sampling import ShardedBatches
+from isthmus.runtime.session import Session, explain_failure
+from isthmus.runtime.snapshot import Stateful
+from isthmus.runtime.transport import Rail
+from isthmus.runtime.world import World, open_world
+
+__all__ = ["Cluster", "join"]
+
+RUNNABLE = ("flat", "hierarchical", "local-steps")
+
+
+@contextmanager
+def join(plan: Plan | Path | str | None = None, *, timeout_s: float = 120.0) -> Iterator["Cluster"]:
+    """Take this rank's place among the regions, and leave it at the end.
+
+    Args:
+        plan: A plan or its path. The launcher's ISTHMUS_PLAN goes before it, so that one script can be run all ways.
+        timeout_s: Silence after which another rank counts as lost.
+
+    Raises:
+        InputError: The environment, the members or the plan is wrong; or the plan's strategy cannot be run here.
+        PeerLostError: Another region did not come in time.
+    """
+    environment = read_environment()
+    strategy = _strategy(environment, plan)
+    world, rail, courier = World(), None, Courier()
+    try:
+        world = open_world(environment, flat=strategy.kind == "flat", timeout_s=timeout_s)
+        if environment.members is not None and environment.regions > 1 and strategy.kind != "flat":
+            rail = Rail.open(environment.members, environment.region_index, environment.rank, strategy.streams, timeout_s)
+        with Metrics(environment.metrics_dir, environment.region, environment.rank) as metrics:
+            federation = Federation(environment, world, courier, rail)
+            yield Cluster(environment, strategy, federation, metrics)
+            federation.submit(federation.meet).result()  # nobody leaves while others still need what it sends
+    finally:
+        courier.close(timeout_s=1.0)
+        if rail is not None:
+            rail.close()
+        world.close()
+
+
+def _strategy(environment: RankEnvironment, plan: Plan | Path | str | None) -> Strategy:
+    chosen = environment.plan_path or plan
+    if chosen is None:
+        if environment.regions > 1:
+            raise InputError("ISTHMUS_PLAN", "is not set, and join() was given no plan", "several regions need a plan")
+        return Strategy(name="alone", kind="hierarchical")
+    strategy = (chosen if isinstance(chosen, Plan) else load_plan(chosen)).strategy
+    if strategy.kind not in RUNNABLE:
+        where = "plan" if isinstance(chosen, Plan) else str(chosen)
+        raise InputError(where, f"strategy.kind: {strategy.kind!r} cannot be run by this runtime yet",
+                         f"it runs {', '.join(RUNNABLE)}")
+    return strategy
+
+
+@dataclass(slots=True)
+class _Model:
+    """What `parallelize` made of the user's model."""
+
+    given: nn.Module
+    wrapped: nn.Module
+    hook: HookState | None
+    reducer: HierarchicalReducer | None
+
+
+class Cluster:
+    """All ranks of all regions, as a training script sees them. Made by `join`.
+
+    Attributes:
+        region: This rank's region.
+        rank: This rank's number among all ranks of all regions.
+        ranks: How many they are.
+        strategy: What the plan asks for.
+    """
+
+    def __init__(self, environment: RankEnvironment, strategy: Strategy, federation: Federation, metrics: Metrics) -> None:
+        self.environment, self.strategy = environment, strategy
+        self.region, self.rank, self.ranks = environment.region, environment.global_rank, environment.global_size
+        self._federation, self._metrics = federation, metrics
+        self._model: _Model | None = None
+        self._session: Session | None = None
+
+    def parallelize(self, model: nn.Module) -> nn.Module:
+        """`model` with its gradients averaged as the plan says; parameters and buffers become the first region's.
+
+        Returns `DistributedDataParallel` around it (so `no_sync` works), or the model itself for a rank that runs alone.
+
+        Raises:
+            InputError: A parameter is not float32 on the CPU, or a model was parallelized before.
+            ReplicaMismatchError: After the hand-over a member holds other bits.
+        """
+        if self._model is not None:
+            raise InputError("cluster.parallelize", "was called before", "one model a cluster")
+        for name, parameter in model.named_parameters():
+            if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+                raise InputError("model", f"parameter {name!r} is {parameter.dtype} on {parameter.device.type}",
+                                 "this runtime trains float32 on the CPU")
+        self._make_equal(model)
+        world = self._federation.world
+        if world.region_group is None:
+            self._model = _Model(model, model, None, None)
+            return model
+        reducer = None
+        if self.strategy.kind == "hierarchical":
+            several = self.environment.world_size > 1
+            reducer = HierarchicalReducer(world.comm_group if several else None, self._federation.rail, self.strategy.codec,
+                                          ReducerOptions(error_feedback=self.strategy.error_feedback))
+        hook = HookState(self.strategy, self._federation, model.parameters(), reducer)
+        wrapped = DistributedDataParallel(model, process_group=world.region_group, gradient_as_bucket_view=True,
+                                          bucket_cap_mb=self.strategy.bucket_bytes / 2**20)
+        wrapped.register_comm_hook(hook, ddp_hook)
+        self._model = _Model(model, wrapped, hook, reducer)
+        return wrapped
+
+    @contextmanager
+    def sync(self, model: nn.Module, optimizer: torch.optim.Optimizer, also: Sequence[Stateful] = ()) -> Iterator[None]:
+        """Keep the regions in step while training inside; at the end all members are proven equal.
+
+        Args:
+            model: What `parallelize` returned.
+            optimizer: Its optimizer; one `step()` of it is one training step.
+            also: Schedulers and the like whose state measured off blocks must leave as it was.
+
+        Raises:
+            InputError: `model` is not what `parallelize` returned, or ISTHMUS_BLOCKS is malformed.
+            PeerLostError: Another rank or region was lost.
+            ReplicaMismatchError: Members do not hold equal parameters.
+        """
+        made = self._model
+        if made is None or made.wrapped is not model:
+            raise InputError("cluster.sync", "was given a model that cluster.parallelize did not return",
+                             "model = cluster.parallelize(model) first")
+        inner = self.strategy.inner_steps if self.strategy.kind == "local-steps" else 1
+        blocks = self.environment.blocks
+        pace = Pace(lay_out(parse_schedule(blocks), inner) if blocks else None)
+        local = None
+        if self.strategy.kind == "local-steps" and self.environment.regions > 1:
+            local = LocalSync(made.given.parameters(), RailLink(self._federation, self.strategy), self.strategy)
+        session = self._session = Session(self._federation, made.hook, self._metrics, pace)
+        elements = sum(parameter.numel() for parameter in made.given.parameters())
+        trained = sum(parameter.numel() for parameter in made.given.parameters() if parameter.requires_grad)
+        self._metrics.write("start", region=self.region, rank=self.environment.rank, params=elements,
+                            gradient_bytes=4 * trained, strategy=self.strategy.name)
+        handle = None
+        with self._named_failures():
+            session.open(made.given, [optimizer, *also], local)
+            handle = optimizer.register_step_post_hook(lambda *_: self._end_step())
+            try:
+                yield
+                session.close()
+            finally:
+                handle.remove()
+
+    def batches(self, dataset: Dataset[Any], batch_size: int = 8, steps: int | None = None, seed: int = 0) -> Iterator[Any]:
+        """Batches of this rank, dealt without overlap over all ranks of all regions; equal for equal seeds.
+
+        Ends after `steps` training steps, with the measurement schedule where there is one, or after one epoch.
+
+        Raises:
+            InputError: Outside `sync`, or the dataset is too small for one step.
+        """
+        session = self._session_or_refuse("cluster.batches")
+        source = ShardedBatches(dataset, batch_size=batch_size, rank=self.rank, ranks=self.ranks, seed=seed)
+        while not session.pace.finished:
+            if session.pace.blocks is None:
+                if steps is not None and session.pace.trained >= steps:
+                    return
+                if steps is None and session.cursor >= source.steps_per_epoch:
+                    return
+            batch = source.batch(session.cursor)
+            session.cursor += 1
+            yield batch
+
+    def step(self, model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], torch.Tensor]) -> torch.Tensor:
+        """Forward and backward of `batch`, a pair (inputs, targets); returns this rank's loss, detached.
+
+        Tokens of a step are the elements of `targets`. Gradients are then the mean over all ranks that take part.
+
+        Raises:
+            InputError: Outside `sync`, or `batch` is no pair.
+            PeerLostError: Another rank or region was lost.
+        """
+        session = self._session_or_refuse("cluster.step")
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise InputError("cluster.step", f"was given a batch of type {type(batch).__name__}, expected (inputs, targets)")
+        inputs, targets = batch
+        with self._named_failures():
+            loss = loss_fn(model(inputs), targets)
+            loss.backward()
+            hook = self._model.hook if self._model else None
+            waited_s = 0.0
+            if hook is not None:
+                waited_s = max(0.0, time.perf_counter() - hook.enqueued_s)
+                if hook.failure is not None:
+                    raise hook.failure
+        session.note(float(loss.detach()), targets.numel(), waited_s)
+        return loss.detach()
+
+    def evaluation(self) -> AbstractContextManager[None]:
+        """Inside, evaluate the model: no gradients, no step time; under local steps the parameters all regions agreed on."""
+        return self._session_or_refuse("cluster.evaluation").evaluation()
+
+    def record_evaluation(self, loss: float) -> None:
+        """Write an eval line to the metrics: held-out `loss` after the tokens of all ranks so far."""
+        session = self._session_or_refuse("cluster.record_evaluation")
+        self._metrics.write("eval", step=session.pace.taken, tokens=session.trained_tokens * self.ranks, loss=loss)
+
+    @property
+    def trained_steps(self) -> int:
+        """Training steps so far; those of off blocks do not count."""
+        return self._session_or_refuse("cluster.trained_steps").pace.trained
+
+    @property
+    def mode(self) -> Mode:
+        """Mode of the step to come."""
+        return self._session_or_refuse("cluster.mode").pace.mode
+
+    def _session_or_refuse(self, what: str) -> Session:
+        if self._session is None:
+            raise InputError(what, "was used outside cluster.sync", "with cluster.sync(model, optimizer): ...")
+        return self._session
+
+    def _end_step(self) -> None:
+        assert self._session is not None
+        with self._named_failures():
+            self._session.end_step()
+
+    def _make_equal(self, model: nn.Module) -> None:
+        tensors = [*model.parameters(), *model.buffers()]
+        if not tensors:
+            raise InputError("model", "has no parameters")
+        together = torch.frombuffer(bytearray(b"".join(bytes_of(tensor.contiguous()) for tensor in tensors)), dtype=torch.uint8)
+        federation = self._federation
+
+        def job() -> None:
+            federation.adopt_first(together)
+            federation.prove(fingerprint([together]), "the initial parameters", now=True)
+
+        with self._named_failures():
+            federation.submit(job).result()
+        offset = 0
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.copy_(together[offset : offset + tensor.nbytes].clone().view(tensor.dtype).view_as(tensor))
+                offset += tensor.nbytes
+
+    @contextmanager
+    def _named_failures(self) -> Iterator[None]:
+        """Turn what a dead peer looks like from below into an error that names it and this rank."""
+        try:
+            yield
+        except BaseException as error:
+            cause = self._federation.courier.failure
+            hook = self._model.hook if self._model else None
+            cause = cause or (hook.failure if hook else None)
+            if cause is None or (error is not cause and error.__cause__ is cause):
+                raise
+            step = self._session.pace.taken if self._session else 0
+            raise explain_failure(cause, f"region {self.region} rank {self.environment.rank}, step {step}") from error

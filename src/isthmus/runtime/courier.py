@@ -1,0 +1,54 @@
+"""The communication thread: one per rank, so that exchanges run beside the backward pass and in one order."""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+__all__ = ["Courier"]
+
+
+class Courier:
+    """Runs jobs one after another on a thread of its own.
+
+    After the first failure every later job is refused with the same error: a rank whose exchange failed has lost
+    step with its peers, and a second error would hide the first.
+    """
+
+    def __init__(self, name: str = "isthmus-courier") -> None:
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self.failure: BaseException | None = None
+        # A daemon, so that a rank whose peer is dead can still exit; every wait inside a job has a time limit.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], Any]) -> "Future[Any]":
+        """Queue `job`; its result or error arrives in the future."""
+        future: Future[Any] = Future()
+        self._jobs.put((job, future))
+        return future
+
+    def raise_failure(self) -> None:
+        """Raise the first failure of any job in the caller's thread."""
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Let the queued jobs end, for at most `timeout_s`, and stop."""
+        self._jobs.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (entry := self._jobs.get()) is not None:
+            job, future = entry
+            if self.failure is not None:
+                future.set_exception(self.failure)
+                continue
+            try:
+                result = job()
+            except BaseException as error:  # whatever it is, the training thread must hear of it
+                self.failure = error
+                future.set_exception(error)
+            else:
+                future.set_result(result)

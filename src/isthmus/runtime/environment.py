@@ -1,0 +1,195 @@
+"""The rank environment: what the launcher tells a rank, read here and nowhere else in the runtime.
+
+`torchrun` sets the four variables of the region world; whoever joins regions adds the ISTHMUS_ ones. Without any of
+them a script runs alone: one rank, one region.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from isthmus.documents import Document, load_document
+from isthmus.errors import InputError, nearest
+
+__all__ = ["LONE_REGION", "Members", "RankEnvironment", "RegionMembers", "read_environment", "read_members", "split_address"]
+
+LONE_REGION = "here"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` as its two parts.
+
+    Raises:
+        ValueError: There is no port, or it is not within 1-65535; the message says which.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise ValueError(f"{address!r} is not host:port with a port of 1-65535 (e.g. '10.77.0.10:29600')")
+    return host.strip("[]"), int(port)
+
+
+def _checked(address: str) -> str:
+    split_address(address)
+    return address
+
+
+Address = Annotated[str, AfterValidator(_checked)]
+
+
+class RegionMembers(Document):
+    """One region: where its rank i listens for the same rail of every other region."""
+
+    name: Annotated[str, Field(min_length=1)]
+    rails: Annotated[list[Address], Field(min_length=1)]
+
+
+class Members(Document):
+    """Who takes part, in the order that numbers the regions.
+
+    `flat_master` is where the one process group over all ranks of all regions meets (only the flat strategy needs it).
+    """
+
+    regions: Annotated[list[RegionMembers], Field(min_length=1)]
+    flat_master: Address | None = None
+
+    def index(self, region: str) -> int:
+        """The number of `region`; -1 where it is not a member."""
+        names = [entry.name for entry in self.regions]
+        return names.index(region) if region in names else -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnvironment:
+    """One rank's place in the run.
+
+    Attributes:
+        rank: Within the region world.
+        world_size: Ranks of the region world.
+        master: host:port of the region world's store; None for a rank that runs alone.
+        region: Name of this rank's region.
+        region_index: Its number in `members`; 0 without.
+        members: All regions, or None for a rank that knows of one region only.
+        plan_path: The plan document the launcher chose, if any.
+        metrics_dir: Where metrics lines go; None writes none.
+        blocks: Measurement schedule as written, or None for plain training.
+    """
+
+    rank: int
+    world_size: int
+    master: tuple[str, int] | None
+    region: str
+    region_index: int
+    members: Members | None
+    plan_path: Path | None
+    metrics_dir: Path | None
+    blocks: str | None
+
+    @property
+    def regions(self) -> int:
+        """How many regions take part."""
+        return len(self.members.regions) if self.members else 1
+
+    @property
+    def global_rank(self) -> int:
+        """This rank's number among all ranks of all regions, regions laid end to end."""
+        return self.region_index * self.world_size + self.rank
+
+    @property
+    def global_size(self) -> int:
+        """Ranks of all regions together."""
+        return self.regions * self.world_size
+
+
+def read_members(path: Path | str) -> Members:
+    """Read and check members.json.
+
+    Raises:
+        InputError: It cannot be read, or has unknown keys, equal names, unequal rail counts or one address twice.
+    """
+    members, lines = load_document(path, Members)
+    names: set[str] = set()
+    addresses: set[str] = set()
+    for number, region in enumerate(members.regions):
+        if region.name in names:
+            raise lines.error(("regions", number, "name"), f"the region {region.name!r} is given twice", "names must differ")
+        if len(region.rails) != len(members.regions[0].rails):
+            raise lines.error(
+                ("regions", number, "rails"),
+                f"{region.name!r} has {len(region.rails)} rails and {members.regions[0].name!r} {len(members.regions[0].rails)}",
+                "this runtime needs the same number of ranks in every region",
+            )
+        for rail in region.rails:
+            if rail in addresses:
+                raise lines.error(("regions", number, "rails"), f"the address {rail!r} is given twice", "one address a rank")
+            addresses.add(rail)
+        names.add(region.name)
+    return members
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> RankEnvironment:
+    """Read the rank environment (`os.environ` unless given).
+
+    Raises:
+        InputError: A variable is missing, malformed or disagrees with members.json; the error names it.
+    """
+    variables = os.environ if environ is None else environ
+    rank, world_size, master = _region_world(variables)
+    region, members = _federation(variables, world_size)
+    return RankEnvironment(
+        rank=rank,
+        world_size=world_size,
+        master=master,
+        region=region,
+        region_index=members.index(region) if members else 0,
+        members=members,
+        plan_path=_path(variables, "ISTHMUS_PLAN"),
+        metrics_dir=_path(variables, "ISTHMUS_METRICS"),
+        blocks=variables.get("ISTHMUS_BLOCKS") or None,
+    )
+
+
+def _region_world(variables: Mapping[str, str]) -> tuple[int, int, tuple[str, int] | None]:
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    given = [name for name in names if variables.get(name)]
+    if not given:
+        if variables.get("ISTHMUS_MEMBERS"):
+            raise InputError("RANK", "is not set, but ISTHMUS_MEMBERS is", f"set {', '.join(names)} as torchrun does")
+        return 0, 1, None
+    for name in names:
+        if name not in given:
+            raise InputError(name, f"is not set, but {given[0]} is", f"set {', '.join(names)} as torchrun does")
+    world_size = _integer(variables, "WORLD_SIZE", 1, 1_000_000)
+    rank = _integer(variables, "RANK", 0, world_size - 1)
+    return rank, world_size, (variables["MASTER_ADDR"], _integer(variables, "MASTER_PORT", 1, 65535))
+
+
+def _federation(variables: Mapping[str, str], world_size: int) -> tuple[str, Members | None]:
+    path, region = variables.get("ISTHMUS_MEMBERS"), variables.get("ISTHMUS_REGION")
+    if not path:
+        return region or LONE_REGION, None
+    if not region:
+        raise InputError("ISTHMUS_REGION", "is not set, but ISTHMUS_MEMBERS is", "set it to this rank's region name")
+    members = read_members(path)
+    if members.index(region) < 0:
+        raise InputError("ISTHMUS_REGION", f"{region!r} is not a region of {path}",
+                         nearest(region, [entry.name for entry in members.regions]))
+    rails = len(members.regions[members.index(region)].rails)
+    if rails != world_size:
+        raise InputError("WORLD_SIZE", f"is {world_size}, but {path} gives {region!r} {rails} rails", "one rail a rank")
+    return region, members
+
+
+def _integer(variables: Mapping[str, str], name: str, low: int, high: int) -> int:
+    text = variables[name]
+    if not (text.isascii() and text.isdigit()) or not low <= int(text) <= high:
+        raise InputError(name, f"{text!r} is not an integer of {low} to {high}")
+    return int(text)
+
+
+def _path(variables: Mapping[str, str], name: str) -> Path | None:
+    text = variables.get(name)
+    return Path(text) if text else None

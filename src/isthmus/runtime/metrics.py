@@ -1,0 +1,74 @@
+"""What a rank measured, as JSON lines, and the clock that cuts a run into steps without gaps."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+__all__ = ["Metrics", "StepClock"]
+
+Kind = Literal["start", "step", "sync", "eval", "end"]
+
+
+class Metrics:
+    """Appends one JSON object a line to `<folder>/<region>-<rank>.jsonl`; writes nothing where `folder` is None.
+
+    Lines are whole and flushed one by one, so a reader may follow the file while the run goes on.
+    """
+
+    def __init__(self, folder: Path | None, region: str, rank: int) -> None:
+        self._stream = None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._stream = open(folder / f"{region}-{rank}.jsonl", "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+
+    def write(self, kind: Kind, **fields: Any) -> None:
+        """Append one line."""
+        if self._stream is not None:
+            self._stream.write(json.dumps({"kind": kind, **fields}, separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        """Close the file; further lines are an error."""
+        if self._stream is not None:
+            self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class StepClock:
+    """Wall time between step boundaries; what happens in `stopped()` belongs to no step.
+
+    The steps of a block are laps of one clock, so their sum is the block's wall time, waits included.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._start = now()
+        self._away = 0.0
+
+    def restart(self) -> None:
+        """Begin a step here."""
+        self._start, self._away = self._now(), 0.0
+
+    def lap(self) -> float:
+        """Seconds of the step that ends here; the next begins at the same instant."""
+        now = self._now()
+        seconds = now - self._start - self._away
+        self._start, self._away = now, 0.0
+        return seconds
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Leave the time inside this block out of the current step."""
+        begun = self._now()
+        try:
+            yield
+        finally:
+            self._away += self._now() - begun

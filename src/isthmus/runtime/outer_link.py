@@ -1,0 +1,59 @@
+"""How local steps reach the other regions: their `OuterLink` over the rail."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+import torch
+
+from isthmus.plan import Strategy
+from isthmus.runtime.exchange import ExchangeOptions, exchange_mean
+from isthmus.runtime.federation import Federation
+from isthmus.runtime.feedback import ErrorFeedback
+from isthmus.runtime.frames import message_tag
+
+__all__ = ["RailLink"]
+
+T = TypeVar("T")
+_DELTA_TAG = 0
+
+
+class RailLink:
+    """The part of a shard of parameters in outer rounds; see `local.OuterLink` for the methods.
+
+    Attributes:
+        feedback: What the codec left out of this rank's deltas so far.
+    """
+
+    def __init__(self, federation: Federation, strategy: Strategy) -> None:
+        assert federation.rail is not None, "local steps without a rail"
+        self.regions = federation.environment.regions
+        self.region_size = federation.environment.world_size
+        self.rank = federation.environment.rank
+        self.feedback = ErrorFeedback() if strategy.error_feedback and strategy.codec != "none" else None
+        self._federation, self._rail, self._codec = federation, federation.rail, strategy.codec
+        self._rounds = 0
+
+    def submit(self, job: Callable[[], T]) -> "Future[T]":
+        """Run `job` on the communication thread."""
+        return self._federation.submit(job)
+
+    def mean_(self, shard: torch.Tensor) -> int:
+        """Replace `shard` by its mean over regions; the bytes sent."""
+        before = self._rail.wan_bytes_sent()
+        options = ExchangeOptions(codec=self._codec, feedback=self.feedback, seed=self.rank)
+        exchange_mean(self._rail, shard, message_tag(_DELTA_TAG, self._rounds, 0, 0), options)
+        self._rounds += 1
+        return self._rail.wan_bytes_sent() - before
+
+    def gather(self, shard: torch.Tensor) -> torch.Tensor:
+        """The shards of this region's ranks, end to end."""
+        return self._federation.gather(shard)
+
+    def numbers(self, number: int) -> list[int]:
+        """`number` of every region."""
+        return self._federation.numbers(number)
+
+    def prove(self, digest: int, what: str) -> None:
+        """Compare fingerprints with all members."""
+        self._federation.prove(digest, what)

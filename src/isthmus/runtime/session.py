@@ -1,0 +1,152 @@
+"""One training run: steps counted and timed, blocks switched, regions kept in step. `cluster.sync` opens it."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from isthmus.runtime.blocks import Pace
+from isthmus.runtime.federation import Federation
+from isthmus.runtime.frames import PeerLostError, RailError
+from isthmus.runtime.hashing import ReplicaMismatchError, fingerprint
+from isthmus.runtime.hook import HookState
+from isthmus.runtime.local import Arrival, LocalSync
+from isthmus.runtime.metrics import Metrics, StepClock
+from isthmus.runtime.snapshot import Snapshot, Stateful, restore, take
+
+__all__ = ["Session", "explain_failure"]
+
+# How often every-step strategies prove their replicas equal; local steps do at every round.
+PROVE_EVERY_STEPS = 50
+
+
+class Session:
+    """The state between two optimizer steps. All members make the same calls in the same order.
+
+    Attributes:
+        pace: Steps and blocks.
+        cursor: Batches read so far that count; `batches` moves it.
+        trained_tokens: This rank's tokens of the steps that count.
+    """
+
+    def __init__(self, federation: Federation, hook: HookState | None, metrics: Metrics, pace: Pace) -> None:
+        self.federation, self.hook, self.metrics, self.pace = federation, hook, metrics, pace
+        self.local: LocalSync | None = None
+        self.model: nn.Module = nn.Module()
+        self.stateful: list[Stateful] = []
+        self.cursor, self.trained_tokens = 0, 0
+        self.clock = StepClock()
+        self._snapshot: tuple[Snapshot, int] | None = None
+        self._losses: list[float] = []
+        self._tokens = 0
+        self._waited_s = 0.0
+        self._proved_bytes = 0
+
+    def open(self, model: nn.Module, stateful: Sequence[Stateful], local: LocalSync | None) -> None:
+        """Begin: all members meet, and the first step starts now."""
+        self.model, self.stateful, self.local = model, list(stateful), local
+        if local is not None:
+            local.on_arrival = self._write_arrival
+        self.federation.submit(self.federation.meet).result()
+        self._switch()
+        self.clock.restart()
+
+    def note(self, loss: float, tokens: int, waited_s: float) -> None:
+        """Record one forward and backward pass of the step under way."""
+        self._losses.append(loss)
+        self._tokens += tokens
+        self._waited_s += waited_s
+
+    def end_step(self) -> None:
+        """The optimizer has stepped: exchange what is due, write the step's line, and change blocks when one ends."""
+        self.federation.courier.raise_failure()
+        mode, block, tokens = self.pace.mode, self.pace.position, self._tokens
+        counts, ending = mode != "off", self.pace.ending
+        if counts:
+            self._exchange(tokens, ending)
+            self.trained_tokens += tokens
+        self.pace.advance()
+        if counts and self.local is None and self.pace.trained % PROVE_EVERY_STEPS == 0:
+            self._prove()
+        self.metrics.write("step", step=self.pace.taken, block=block, mode=mode, seconds=self.clock.lap(),
+                           loss=sum(self._losses) / max(1, len(self._losses)), tokens=tokens, exposed_s=self._waited_s,
+                           wan_bytes=self._sent_bytes())
+        self._losses, self._tokens, self._waited_s = [], 0, 0.0
+        if ending:
+            with self.clock.stopped():
+                self._change_block(mode)
+
+    def close(self) -> str:
+        """End in good order: flush, prove all members equal, and return the hash of the parameters."""
+        if self.local is not None:
+            self.local.flush()
+        digest = fingerprint(self.model.parameters())
+        self.federation.submit(lambda: self.federation.prove(digest, "the final parameters", now=True)).result()
+        self.metrics.write("end", hash=f"{digest:016x}", steps=self.pace.taken)
+        return f"{digest:016x}"
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """No gradients, evaluation mode, the clock stopped; under local steps, the outer parameters."""
+        training = self.model.training
+        with self.clock.stopped(), torch.no_grad():
+            self.model.eval()
+            try:
+                if self.local is None:
+                    yield
+                else:
+                    with self.local.outer_parameters():
+                        yield
+            finally:
+                self.model.train(training)
+
+    def _exchange(self, tokens: int, ending: bool) -> None:
+        if self.local is None:
+            return
+        before = self.local.waited_s
+        self.local.after_step(tokens)
+        if ending:
+            self.local.flush()
+        self._waited_s += self.local.waited_s - before
+
+    def _change_block(self, left: str) -> None:
+        if left == "off":
+            assert self._snapshot is not None, "an off block began without a snapshot"
+            snapshot, self.cursor = self._snapshot
+            restore(snapshot, self.model, self.stateful)
+            self._snapshot = None
+        if not self.pace.finished and self.pace.mode == "off":
+            self._snapshot = (take(self.model, self.stateful), self.cursor)
+        # Blocks begin together, so that a wait for the other regions' off block is charged to none.
+        self.federation.submit(self.federation.meet).result()
+        self._switch()
+
+    def _switch(self) -> None:
+        if self.hook is not None:
+            self.hook.crossing = self.pace.mode != "off"
+
+    def _sent_bytes(self) -> int:
+        return self.federation.sent_bytes() + (self.hook.flat_bytes if self.hook is not None else 0)
+
+    def _prove(self) -> None:
+        begun, sent = time.perf_counter(), self._sent_bytes()
+        digest, what = fingerprint(self.model.parameters()), f"the parameters after step {self.pace.taken}"
+        self.federation.submit(lambda: self.federation.prove(digest, what))
+        self.metrics.write("sync", step=self.pace.taken, seconds=time.perf_counter() - begun, bytes=sent - self._proved_bytes,
+                           hash=f"{digest:016x}")
+        self._proved_bytes = sent
+
+    def _write_arrival(self, arrival: Arrival) -> None:
+        self.metrics.write("sync", step=self.pace.taken + 1, seconds=arrival.seconds, bytes=arrival.sent_bytes,
+                           hash=f"{arrival.hash:016x}")
+
+
+def explain_failure(error: BaseException, where: str) -> BaseException:
+    """The error to show for one of the communication thread's: a lost peer by name, anything else as it is."""
+    if isinstance(error, ReplicaMismatchError | PeerLostError):
+        return error
+    if isinstance(error, RailError | RuntimeError):  # gloo reports a dead or silent peer as a bare RuntimeError
+        return PeerLostError(f"{where}: the exchange with another rank failed: {error}")
+    return error

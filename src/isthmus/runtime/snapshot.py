@@ -1,0 +1,51 @@
+"""Training state, copied and put back: off blocks of a measurement must leave no trace."""
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+__all__ = ["Snapshot", "Stateful", "restore", "take"]
+
+
+class Stateful(Protocol):
+    """Anything with the pair of methods that torch objects have: a scheduler, a gradient scaler, a sampler."""
+
+    def state_dict(self) -> dict[str, Any]: ...  # noqa: D102
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Copies of a model's parameters and buffers, the states of its optimizer and others, and torch's CPU generator."""
+
+    tensors: list[torch.Tensor]
+    states: list[dict[str, Any]]
+    generator: torch.Tensor
+
+
+def take(model: nn.Module, stateful: Iterable[Stateful]) -> Snapshot:
+    """Copy everything that a training step may change."""
+    return Snapshot(
+        tensors=[tensor.detach().clone() for tensor in _tensors(model)],
+        states=[copy.deepcopy(item.state_dict()) for item in stateful],
+        generator=torch.get_rng_state(),
+    )
+
+
+def restore(snapshot: Snapshot, model: nn.Module, stateful: Iterable[Stateful]) -> None:
+    """Put `snapshot` back, bit for bit, into the same objects it was taken of."""
+    with torch.no_grad():
+        for tensor, kept in zip(_tensors(model), snapshot.tensors, strict=True):
+            tensor.copy_(kept)
+    for item, state in zip(stateful, snapshot.states, strict=True):
+        item.load_state_dict(copy.deepcopy(state))
+    torch.set_rng_state(snapshot.generator)
+
+
+def _tensors(model: nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
