@@ -1,8 +1,8 @@
 """Documents on disk: YAML whose every value knows its line, checked against a pydantic model.
 
-One door for fabric, workload and plan files. It bounds size, nesting and alias expansion before anything is built,
-refuses duplicate and unknown keys, and turns every fault into `file:line`, what was found, what was expected and
-the nearest valid name.
+One door for fabric, workload and plan files. It bounds size, nesting and alias expansion before anything is
+built, refuses duplicate and unknown keys, and turns every fault into `file:line`, what was found, what was
+expected and the nearest valid name.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from math import isfinite
 from pathlib import Path
 from re import fullmatch, search
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -21,8 +21,18 @@ from isthmus.errors import InputError, nearest
 from isthmus.units import BYTES, BYTES_PER_SECOND, FRACTION, METRES, SECONDS, WATTS, Unit, quantity
 
 __all__ = [
-    "Count", "Document", "Fraction", "LengthM", "Lines", "PowerW", "RateBytesPerS", "SizeBytes", "TimeS",
-    "load_document", "parse_document", "read_text",
+    "Count",
+    "Document",
+    "Fraction",
+    "LengthM",
+    "Lines",
+    "PowerW",
+    "RateBytesPerS",
+    "SizeBytes",
+    "TimeS",
+    "load_document",
+    "parse_document",
+    "read_text",
 ]
 
 SIZE_LIMIT_BYTES = 1_000_000
@@ -32,7 +42,9 @@ Path_ = tuple[str | int, ...]
 
 
 class Document(BaseModel):
-    """Base of every document model: unknown keys are errors, values are frozen, true and false are never numbers."""
+    """Base of every document model: unknown keys are errors, values are frozen, truth values are never
+    numbers.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,7 +53,9 @@ class Document(BaseModel):
     def _refuse_booleans_elsewhere(cls, value: object, info: ValidationInfo) -> object:
         annotation = cls.model_fields[info.field_name].annotation if info.field_name else None
         if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
-            raise ValueError(f"found {str(value).lower()}, which YAML reads as true or false; put text in quotes")
+            raise ValueError(
+                f"found {_describe(value)}, a truth value; write numbers in digits and put text in quotes"
+            )
         return value
 
 
@@ -114,13 +128,18 @@ def read_text(path: Path | str) -> str:
     except OSError as error:
         raise InputError(source, f"cannot be read: {error.strerror}") from error
     if len(raw) > SIZE_LIMIT_BYTES:
-        raise InputError(source, f"is larger than {SIZE_LIMIT_BYTES // 1_000_000} MB, the most a document may have",
-                         "isthmus documents are a few kB; is this another file?")
+        raise InputError(
+            source,
+            f"is larger than {SIZE_LIMIT_BYTES // 1_000_000} MB, the most a document may have",
+            "isthmus documents are a few kB; is this another file?",
+        )
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
-        raise InputError(f"{source}:{line}", f"byte 0x{raw[error.start]:02x} is not UTF-8", "save the file as UTF-8") from None
+        raise InputError(
+            f"{source}:{line}", f"byte 0x{raw[error.start]:02x} is not UTF-8", "save the file as UTF-8"
+        ) from None
 
 
 def load_document(path: Path | str, model: type[ModelT]) -> tuple[ModelT, Lines]:
@@ -143,7 +162,7 @@ def parse_document(text: str, source: str, model: type[ModelT]) -> tuple[ModelT,
     try:
         return model.model_validate(data), lines
     except ValidationError as error:
-        raise _explain(error, model, data, lines) from None
+        raise _explain(error, model, cast(dict[str, Any], data), lines) from None
 
 
 def _tree(text: str, source: str) -> tuple[Any, Lines]:
@@ -154,11 +173,15 @@ def _tree(text: str, source: str) -> tuple[Any, Lines]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise InputError(f"{source}:{line}", f"is not YAML: {error.problem or error.context}",
-                         "check the indentation, colons and quotes near this line; indent with spaces, not tabs") from None
+        raise InputError(
+            f"{source}:{line}",
+            f"is not YAML: {error.problem or error.context}",
+            "check the indentation, colons and quotes near this line; indent with spaces, not tabs",
+        ) from None
     except ReaderError as error:
-        raise InputError(f"{source}:{_line_of_control(text)}", f"is not YAML: {error.reason}",
-                         "is this a text file?") from None
+        raise InputError(
+            f"{source}:{_line_of_control(text)}", f"is not YAML: {error.reason}", "is this a text file?"
+        ) from None
     if root is None:
         return None, lines
     return _Builder(lines).build(root, (), ()), lines
@@ -179,7 +202,8 @@ def _bound_nesting(text: str, source: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > DEPTH_LIMIT:
-            raise InputError(f"{source}:{event.start_mark.line + 1}", f"is nested more than {DEPTH_LIMIT} deep")
+            line = event.start_mark.line + 1 if event.start_mark else 1
+            raise InputError(f"{source}:{line}", f"is nested more than {DEPTH_LIMIT} deep")
 
 
 class _Builder:
@@ -194,19 +218,33 @@ class _Builder:
         self.lines.at.setdefault(path, line)
         self.count += 1
         if id(node) in above:
-            raise self.error(line, "an alias refers to something that contains it", "write the value out instead of *alias")
+            raise self.error(
+                line, "an alias refers to something that contains it", "write the value out instead of *alias"
+            )
         if self.count > NODE_LIMIT:
-            raise self.error(line, f"expands to more than {NODE_LIMIT} values",
-                             "aliases that repeat aliases grow exponentially; write the values out")  # fmt: skip
+            raise self.error(
+                line,
+                f"expands to more than {NODE_LIMIT} values",
+                "aliases that repeat aliases grow exponentially; write the values out",
+            )
         if len(path) > DEPTH_LIMIT:
-            raise self.error(line, f"is nested more than {DEPTH_LIMIT} deep through aliases", "write the values out")
+            raise self.error(
+                line, f"is nested more than {DEPTH_LIMIT} deep through aliases", "write the values out"
+            )
         if node.tag not in _PLAIN_TAGS:
-            raise self.error(line, f"the YAML tag {_describe(node.tag)} is not read here", "write the plain value without a tag")
+            raise self.error(
+                line,
+                f"the YAML tag {_describe(node.tag)} is not read here",
+                "write the plain value without a tag",
+            )
         match node:
             case MappingNode():
                 return self.mapping(node, path, (*above, id(node)))
             case SequenceNode():
-                return [self.build(item, (*path, index), (*above, id(node))) for index, item in enumerate(node.value)]
+                return [
+                    self.build(item, (*path, index), (*above, id(node)))
+                    for index, item in enumerate(node.value)
+                ]
             case ScalarNode():
                 return self.scalar(node, line)
             case _:
@@ -225,42 +263,64 @@ class _Builder:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 raise self.error(line, "merge keys ('<<') are not read", "write the values out")
             if key in result:
-                raise self.error(line, f"the key {_describe(key)} is given twice",
-                                 f"first at line {self.lines.at[(*path, key)]}; keep one")  # fmt: skip
+                raise self.error(
+                    line,
+                    f"the key {_describe(key)} is given twice",
+                    f"first at line {self.lines.at[(*path, key)]}; keep one",
+                )
             self.lines.at[(*path, key)] = line
             result[key] = self.build(value_node, (*path, key), above)
         return result
 
     def scalar(self, node: ScalarNode, line: int) -> Any:
-        """A plain value; numbers only as people write them: YAML's octal 010 and base-60 1:30 are traps, and refused."""
+        """A plain value; numbers only as people write them: octal 010 and base-60 1:30 are refused as traps."""
         if node.tag.endswith((":int", ":float")) and not fullmatch(_PLAIN_NUMBER, node.value):
-            raise self.error(line, f"{_describe(node.value)} is a number in a notation that is not read here",
-                             "write it in base 10, without leading zeros; put text in quotes")  # fmt: skip
+            raise self.error(
+                line,
+                f"{_describe(node.value)} is a number in a notation that is not read here",
+                "write it in base 10, without leading zeros; put text in quotes",
+            )
         try:
-            value = self.safe.construct_object(node)
+            value = cast(object, self.safe.construct_object(node))  # pyright: ignore[reportUnknownMemberType]
         except (yaml.YAMLError, ValueError):
-            raise self.error(line, f"{_describe(node.value)} cannot be read as {node.tag.rpartition(':')[2]}") from None
+            raise self.error(
+                line, f"{_describe(node.value)} cannot be read as {node.tag.rpartition(':')[2]}"
+            ) from None
         # Dates are YAML's idea of what the user meant, never ours: keep the text.
         return value if isinstance(value, str | int | float | bool | None) else node.value
 
 
-_PLAIN_NUMBER = r"[-+]?((0|[1-9][0-9_]*)(\.[0-9_]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
-_PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp")}
+_PLAIN_NUMBER = (
+    r"[-+]?((0|[1-9][0-9_]*)(\.[0-9_]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
+_PLAIN_KINDS = ("map", "seq", "str", "int", "float", "bool", "null", "timestamp")
+_PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in _PLAIN_KINDS}
 _SIGNS = {"regions": "fabric", "wan": "fabric", "strategy": "plan", "prediction": "plan", "model": "workload"}
 _EXPECTED = {
-    "string_type": "text", "int_type": "a whole number", "int_parsing": "a whole number", "int_from_float": "a whole number",
-    "float_type": "a number", "float_parsing": "a number", "bool_type": "true or false", "bool_parsing": "true or false",
-    "list_type": "a list", "dict_type": "keys and values", "model_type": "keys and values", "finite_number": "a finite number",
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "dict_type": "keys and values",
+    "model_type": "keys and values",
+    "finite_number": "a finite number",
     "model_attributes_type": "keys and values",
-}  # fmt: skip
+}
 _BOUNDS = {
-    "greater_than": ("gt", "more than"), "greater_than_equal": ("ge", "at least"),
-    "less_than": ("lt", "less than"), "less_than_equal": ("le", "at most"),
-}  # fmt: skip
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
 
 
 def _explain(error: ValidationError, model: type[Document], data: dict[str, Any], lines: Lines) -> InputError:
-    """The first fault of a pydantic report in our words; unknown keys first, since they explain missing ones."""
+    """The first fault of a pydantic report in our words; unknown keys first, they explain missing ones."""
     faults = sorted(error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden")
     fault = faults[0]
     path = _path_in_file(fault["loc"], lines)
@@ -271,19 +331,25 @@ def _explain(error: ValidationError, model: type[Document], data: dict[str, Any]
     found = _describe(_value_at(data, path))
     match fault["type"]:
         case "extra_forbidden":
-            return lines.error(path, f"unknown key {_describe(path[-1])}{more}", _key_hint(model, path))
+            return lines.error(path, f"unknown key {_describe(name)}{more}", _key_hint(model, path))
         case "missing":
-            return lines.error(path, f"the key {str(fault['loc'][-1])!r} is missing{more}", f"every {_holder(path)} needs it")
+            return lines.error(
+                path, f"the key {str(fault['loc'][-1])!r} is missing{more}", f"every {_holder(path)} needs it"
+            )
         case "literal_error" | "enum":
             expected = str(fault.get("ctx", {}).get("expected", ""))
             choices = [word.strip("'\" ") for word in expected.replace(" or ", ", ").split(",")]
             wrong = fault["input"]
-            return lines.error(path, f"{name}: found {found}, expected one of {', '.join(choices)}{more}",
-                               nearest(wrong, choices) if isinstance(wrong, str) else "")  # fmt: skip
+            return lines.error(
+                path,
+                f"{name}: found {found}, expected one of {', '.join(choices)}{more}",
+                nearest(wrong, choices) if isinstance(wrong, str) else "",
+            )
         case "value_error":
             return lines.error(path, f"{name}: {fault.get('ctx', {}).get('error')}{more}")
-        case _:
-            return lines.error(path, f"{name}: found {found}, {_expectation(fault['type'], fault.get('ctx', {}), fault['msg'])}{more}")
+        case kind:
+            wanted = _expectation(kind, fault.get("ctx", {}), fault["msg"])
+            return lines.error(path, f"{name}: found {found}, {wanted}{more}")
 
 
 def _expectation(kind: str, context: dict[str, Any], message: str) -> str:
@@ -291,18 +357,21 @@ def _expectation(kind: str, context: dict[str, Any], message: str) -> str:
         return f"expected {_EXPECTED[kind]}"
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
-        limit = context[key]
-        return f"expected {words} {limit:g}" if isinstance(limit, float) and abs(limit) >= 1e6 else f"expected {words} {limit}"
+        return f"expected {words} {context[key]:g}"
     match kind:
         case "string_pattern_mismatch":
             return f"expected text of the form {context['pattern']}"
-        case "string_too_short" | "string_too_long":
-            return f"expected {'at least' if 'min_length' in context else 'at most'} {context.get('min_length', context.get('max_length'))} characters"
-        case "too_short" | "too_long":
-            wanted = context.get("min_length", context.get("max_length"))
-            return f"expected {'at least' if kind == 'too_short' else 'at most'} {wanted} entries"
+        case "string_too_short" | "too_short":
+            return f"expected at least {_amount(context['min_length'], kind == 'too_short')}"
+        case "string_too_long" | "too_long":
+            return f"expected at most {_amount(context['max_length'], kind == 'too_long')}"
         case _:
             return message[0].lower() + message[1:]
+
+
+def _amount(number: int, listed: bool) -> str:
+    one, many = ("entry", "entries") if listed else ("character", "characters")
+    return f"{number} {one if number == 1 else many}"
 
 
 def _key_hint(model: type[Document], path: Path_) -> str:
@@ -335,21 +404,19 @@ def _holder(path: Path_) -> str:
 
 
 def _describe(value: object) -> str:
+    """A value of the file in a few words, however long it is."""
     match value:
-        case None:
-            return "nothing"
-        case dict():
-            return "keys and values"
-        case list():
-            return "a list"
-        case bool():
-            return str(value).lower()
         case str():
-            return repr(value) if len(value) < 80 else repr(value[:77]) + "..."
+            shown = repr(value) if len(value) < 80 else repr(value[:77]) + "..."
+        case bool():
+            shown = str(value).lower()
         case int() if abs(value) >= 10**40:
-            return "a number of more than 40 digits"
+            shown = "a number of more than 40 digits"
         case _:
-            return repr(value)
+            shown = {"NoneType": "nothing", "dict": "keys and values", "list": "a list"}.get(
+                type(value).__name__, repr(value)
+            )
+    return shown
 
 
 def _names(model: type[BaseModel]) -> list[str]:

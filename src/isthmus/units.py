@@ -9,8 +9,18 @@ from dataclasses import dataclass
 from math import isfinite
 
 __all__ = [
-    "BYTES", "BYTES_PER_SECOND", "FLOP_PER_SECOND", "FRACTION", "METRES", "SECONDS", "WATTS",
-    "Unit", "quantity", "show_bytes", "show_rate", "show_seconds",
+    "BYTES",
+    "BYTES_PER_SECOND",
+    "FLOP_PER_SECOND",
+    "FRACTION",
+    "METRES",
+    "SECONDS",
+    "WATTS",
+    "Unit",
+    "quantity",
+    "show_bytes",
+    "show_rate",
+    "show_seconds",
 ]
 
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S.*?)?\s*$", re.ASCII)
@@ -40,17 +50,32 @@ _BINARY = {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
 
 SECONDS = Unit(
     "a time",
-    {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0},
+    {
+        "ns": 1e-9,
+        "us": 1e-6,
+        "µs": 1e-6,
+        "μs": 1e-6,
+        "ms": 1e-3,
+        "s": 1.0,
+        "min": 60.0,
+        "h": 3600.0,
+        "d": 86400.0,
+    },
     "18 ms",
 )
 BYTES = Unit("a size", _prefixed("B", 1.0, "kKMGTP") | _BINARY, "80 GB")
 BYTES_PER_SECOND = Unit(
     "a rate",
-    _prefixed("b/s", 0.125, "kKMGT") | _prefixed("bit/s", 0.125, "kKMGT") | _prefixed("bps", 0.125, "kKMGT")
-    | _prefixed("B/s", 1.0, "kKMGT") | {f"{name}/s": factor for name, factor in _BINARY.items()},
+    _prefixed("b/s", 0.125, "kKMGT")
+    | _prefixed("bit/s", 0.125, "kKMGT")
+    | _prefixed("bps", 0.125, "kKMGT")
+    | _prefixed("B/s", 1.0, "kKMGT")
+    | {f"{name}/s": factor for name, factor in _BINARY.items()},
     "100 Gb/s",
 )
-FLOP_PER_SECOND = Unit("a compute rate", _prefixed("FLOP/s", 1.0, "MGTP") | _prefixed("FLOPS", 1.0, "MGTP"), "989 TFLOP/s")
+FLOP_PER_SECOND = Unit(
+    "a compute rate", _prefixed("FLOP/s", 1.0, "MGTP") | _prefixed("FLOPS", 1.0, "MGTP"), "989 TFLOP/s"
+)
 METRES = Unit("a length", {"mm": 1e-3, "cm": 1e-2, "m": 1.0, "km": 1e3}, "1300 km")
 WATTS = Unit("a power", _prefixed("W", 1.0, "kKMG"), "10.2 kW")
 FRACTION = Unit("a fraction", {"": 1.0, "%": 1e-2}, "0.1%")
@@ -77,7 +102,13 @@ def quantity(text: str, unit: Unit) -> float:
 
 def show_seconds(seconds: float) -> str:
     """Write a time with three figures and the prefix that suits it: `18.0 ms`."""
-    for limit, factor, name in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (1.0, 1e3, "ms"), (120.0, 1.0, "s"), (7200.0, 1 / 60, "min")):
+    for limit, factor, name in (
+        (1e-6, 1e9, "ns"),
+        (1e-3, 1e6, "us"),
+        (1.0, 1e3, "ms"),
+        (120.0, 1.0, "s"),
+        (7200.0, 1 / 60, "min"),
+    ):
         if abs(seconds) < limit:
             return f"{_figures(seconds * factor)} {name}"
     return f"{_figures(seconds / 3600)} h"
@@ -94,7 +125,13 @@ def show_rate(bytes_per_s: float) -> str:
 
 
 def _prefix(value: float, unit: str) -> str:
-    for limit, factor, name in ((1e3, 1.0, ""), (1e6, 1e-3, "k"), (1e9, 1e-6, "M"), (1e12, 1e-9, "G"), (1e15, 1e-12, "T")):
+    for limit, factor, name in (
+        (1e3, 1.0, ""),
+        (1e6, 1e-3, "k"),
+        (1e9, 1e-6, "M"),
+        (1e12, 1e-9, "G"),
+        (1e15, 1e-12, "T"),
+    ):
         if abs(value) < limit * 0.9995:
             return f"{_figures(value * factor)} {name}{unit}"
     return f"{_figures(value * 1e-15)} P{unit}"

@@ -10,7 +10,16 @@ from pydantic import Field
 from isthmus.documents import Count, Document, Fraction, LengthM, PowerW, RateBytesPerS, SizeBytes, TimeS
 from isthmus.fabric.model import InNodeKind, NetworkKind, NetworkShape, Transport
 
-__all__ = ["CableEntry", "FabricDocument", "LinkClass", "NetworkEntry", "NicsEntry", "NodesEntry", "RegionEntry", "WanEntry"]
+__all__ = [
+    "CableEntry",
+    "FabricDocument",
+    "LinkClass",
+    "NetworkEntry",
+    "NicsEntry",
+    "NodesEntry",
+    "RegionEntry",
+    "WanEntry",
+]
 
 LinkClass = Literal["dark-fibre", "leased-wave", "mpls", "internet", "vpc"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
@@ -22,7 +31,9 @@ Share = Annotated[Fraction, Field(ge=0, lt=1)]
 class NicsEntry(Document):
     """The network adapters of one node that carry training traffic."""
 
-    count: Some | None = Field(default=None, description="Adapters a node; the node kind's own number if left out.")
+    count: Some | None = Field(
+        default=None, description="Adapters a node; the node kind's own number if left out."
+    )
     kind: str | None = Field(default=None, description="Catalogue name, such as connectx-7.")
     slot: Annotated[str, Field(pattern=r"^[1-6]\.0 x(1|2|4|8|16|32)$")] | None = Field(
         default=None, description="PCIe slot each adapter sits in, such as 5.0 x16."
@@ -52,14 +63,22 @@ class NetworkEntry(Document):
     """The network between the nodes of a region."""
 
     kind: NetworkKind
-    rate: PositiveRate | None = Field(default=None, description="One port, per direction; the slowest adapter's rate if left out.")
-    shape: NetworkShape | None = Field(
-        default=None, description="If left out: the smallest Clos that the switch can build; one switch where none is named."
+    rate: PositiveRate | None = Field(
+        default=None, description="One port, per direction; the slowest adapter's rate if left out."
     )
-    switch: str | None = Field(default=None, description="Catalogue name, such as qm9700 (isthmus catalog switches).")
-    oversubscription: Annotated[float, Field(ge=1, le=64)] = Field(default=1.0, description="Down-links over up-links of a leaf.")
+    shape: NetworkShape | None = Field(
+        default=None,
+        description="If left out: the smallest Clos that the switch can build; one switch where none "
+        "is named.",
+    )
+    switch: str | None = Field(
+        default=None, description="Catalogue name, such as qm9700 (isthmus catalog switches)."
+    )
+    oversubscription: Annotated[float, Field(ge=1, le=64)] = Field(
+        default=1.0, description="Down-links over up-links of a leaf."
+    )
     rail_optimised: bool = Field(default=True, description="Adapter i of every node hangs on the same leaf.")
-    cables: list[CableEntry] = []
+    cables: Annotated[list[CableEntry], Field(default_factory=list)]
 
 
 class RegionEntry(Document):
@@ -67,7 +86,9 @@ class RegionEntry(Document):
 
     city: str | None = Field(default=None, description="Where it stands (isthmus catalog cities).")
     nodes: Annotated[list[NodesEntry], Field(min_length=1)]
-    network: NetworkEntry | None = Field(default=None, description="May be left out for a region of one node.")
+    network: NetworkEntry | None = Field(
+        default=None, description="May be left out for a region of one node."
+    )
 
 
 class WanEntry(Document):
@@ -79,9 +100,13 @@ class WanEntry(Document):
     jitter: Annotated[TimeS, Field(ge=0, le=10)] = 0.0
     loss: Share = Field(default=0.0, description="Share of 1,500-byte packets lost, one way.")
     transport: Transport = "tcp"
-    queue: Annotated[SizeBytes, Field(gt=0)] | None = Field(default=None, description="Buffer before the bottleneck; one BDP if left out.")
+    queue: Annotated[SizeBytes, Field(gt=0)] | None = Field(
+        default=None, description="Buffer before the bottleneck; one BDP if left out."
+    )
     link_class: LinkClass | None = Field(default=None, alias="class", description="What kind of line it is.")
-    distance: Annotated[LengthM, Field(gt=0, le=5e7)] | None = Field(default=None, description="Length of the fibre route.")
+    distance: Annotated[LengthM, Field(gt=0, le=5e7)] | None = Field(
+        default=None, description="Length of the fibre route."
+    )
 
 
 class FabricDocument(Document):
@@ -89,4 +114,4 @@ class FabricDocument(Document):
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     regions: Annotated[dict[Name, RegionEntry], Field(min_length=1, max_length=64)]
-    wan: list[WanEntry] = []
+    wan: Annotated[list[WanEntry], Field(default_factory=list)]

@@ -1,7 +1,7 @@
-"""The catalogue: hardware figures as data, each with its unit, per what it counts, its sources and how they were read.
+"""The catalogue: hardware figures as data, each with its unit, what it counts for, its sources and their status.
 
-The YAML files stand in the folder `catalogue`, one a kind. A mapping with `value` is a figure; anything else is a word
-about the entry. Figures keep the units their sources use; `Figure.number` is SI.
+The YAML files stand in the folder `catalogue`, one a kind. A mapping with `value` is a figure; anything
+else is a word about the entry. Figures keep the units their sources use; `Figure.number` is SI.
 """
 
 from dataclasses import dataclass
@@ -16,15 +16,42 @@ from isthmus.fabric.model import Gpu, Nic
 from isthmus.units import BYTES, BYTES_PER_SECOND, FLOP_PER_SECOND, METRES, SECONDS, WATTS
 
 __all__ = [
-    "Entry", "Figure", "Source", "Status", "entries", "entry", "gpu", "kinds", "nic", "number", "pcie_rate_bytes_per_s",
+    "Entry",
+    "Figure",
+    "Source",
+    "Status",
+    "Value",
+    "entries",
+    "entry",
+    "gpu",
+    "kinds",
+    "nic",
+    "number",
+    "pcie_rate_bytes_per_s",
     "sources",
 ]
 
 Status = Literal["opened", "secondary", "recalled", "calc"]
 _STATUS_ORDER: tuple[Status, ...] = ("opened", "secondary", "recalled", "calc")
 _KINDS = (
-    "cables", "cities", "efficiency", "ethernet", "fibre", "gpus", "infiniband", "mig", "nccl", "nics", "nodes", "nvlink",
-    "nvswitch", "pcie", "power", "rtt", "sharp", "switches",
+    "cables",
+    "cities",
+    "efficiency",
+    "ethernet",
+    "fibre",
+    "gpus",
+    "infiniband",
+    "mig",
+    "nccl",
+    "nics",
+    "nodes",
+    "nvlink",
+    "nvswitch",
+    "pcie",
+    "power",
+    "rtt",
+    "sharp",
+    "switches",
 )
 _TO_SI = {
     spelling: factor
@@ -55,8 +82,8 @@ class Figure:
         per: What the figure counts for (package, port and direction, ...).
         note: A restriction, or empty.
         sources: Keys of `sources()`.
-        status: The best of its sources: opened, then secondary, recalled, calc. A figure computed from a recalled
-            document names both and counts as recalled.
+        status: The best of its sources: opened, then secondary, recalled, calc. A figure computed from a
+            recalled document names both and counts as recalled.
     """
 
     name: str
@@ -111,7 +138,9 @@ def kinds() -> tuple[str, ...]:
 def sources() -> dict[str, Source]:
     """Every source, by key."""
     return {
-        key: Source(key=key, title=word["title"], url=word.get("url", ""), status=cast(Status, word["status"]))
+        key: Source(
+            key=key, title=word["title"], url=word.get("url", ""), status=cast(Status, word["status"])
+        )
         for key, word in _read("sources").items()
     }
 
@@ -208,7 +237,7 @@ def _figure(name: str, raw: dict[str, Any]) -> Figure:
     value = raw["value"]
     return Figure(
         name=name,
-        value=tuple(value) if isinstance(value, list) else value,
+        value=tuple(cast(list[float], value)) if isinstance(value, list) else value,
         unit=raw.get("unit", ""),
         per=raw.get("per", ""),
         note=raw.get("note", ""),

@@ -8,15 +8,26 @@ from dataclasses import dataclass
 from typing import Literal
 
 __all__ = [
-    "Fabric", "Gpu", "InNode", "Level", "LevelName", "Network", "NetworkKind", "NetworkShape", "Nic", "NodeGroup",
-    "Region", "Transport", "WanLink",
+    "Fabric",
+    "Gpu",
+    "InNode",
+    "Level",
+    "LevelName",
+    "Network",
+    "NetworkKind",
+    "NetworkShape",
+    "Nic",
+    "NodeGroup",
+    "Region",
+    "Transport",
+    "WanLink",
 ]
 
 InNodeKind = Literal["nvswitch", "full-mesh", "hybrid-cube-mesh", "bridge-pairs", "pcie", "none"]
 NetworkKind = Literal["infiniband", "roce", "ethernet", "efa", "slingshot"]
 NetworkShape = Literal["none", "single-switch", "clos-2", "clos-3", "dragonfly+", "torus"]
 Transport = Literal["tcp", "rdma"]
-LevelName = Literal["nvlink", "node", "region", "wan"]
+LevelName = Literal["nvlink", "pcie", "node", "region", "wan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +39,7 @@ class Gpu:
         vendor: Maker, as the catalogue spells it.
         memory_bytes: Device memory.
         memory_bandwidth_bytes_per_s: HBM or GDDR rate.
-        dense_flop_per_s: Dense peak by dtype name (bf16, fp16, fp8, tf32, fp32); absent where the device has none.
+        dense_flop_per_s: Dense peak by dtype name (bf16, fp16, fp8, tf32, fp32); absent where it has none.
         fabric: `nvlink`, `infinity-fabric`, `hccs`, `blink` or `none`.
         fabric_generation: 1-6 for NVLink, else None.
         fabric_bytes_per_s: All links together, per direction.
@@ -182,7 +193,7 @@ class Level:
         name: Which tier.
         members: Parts of the tier below (GPUs, nodes, regions) that one group of this tier joins.
         latency_s: alpha, one way, for one message.
-        bandwidth_bytes_per_s: Per direction, line rate, of one member of the tier (GPU, node or region uplink).
+        bandwidth_bytes_per_s: Per direction, line rate, of one member of the tier (GPU, node, region uplink).
         lanes: Parallel rails a member drives at once (NICs of a node; rails of a region).
         carrier: What carries it, in words.
         source: Where the figures come from.

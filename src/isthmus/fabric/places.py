@@ -30,7 +30,7 @@ def great_circle_m(city_a: str, city_b: str) -> float:
 
 
 def fibre_rtt_s(distance_m: float) -> float:
-    """Seconds for light to cross `distance_m` of standard single-mode fibre both ways; nothing else on the way.
+    """Seconds for light to cross `distance_m` of standard single-mode fibre both ways, and nothing else.
 
     Source: catalogue `fibre single-mode delay`, 4.897 us/km one way.
     """

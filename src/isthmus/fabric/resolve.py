@@ -1,10 +1,21 @@
-"""From a fabric document to the resolved model: look-ups, defaults and everything two entries must agree on."""
+"""From a fabric document to the resolved model: look-ups, defaults, and what entries must agree on."""
 
 from isthmus.documents import Lines, Path_
 from isthmus.errors import InputError, nearest
 from isthmus.fabric.document import FabricDocument, NetworkEntry, NodesEntry, RegionEntry, WanEntry
 from isthmus.fabric.entries import Entry, entries, entry, gpu, nic, pcie_rate_bytes_per_s
-from isthmus.fabric.model import Fabric, Gpu, InNode, InNodeKind, Network, NetworkShape, Nic, NodeGroup, Region, WanLink
+from isthmus.fabric.model import (
+    Fabric,
+    Gpu,
+    InNode,
+    InNodeKind,
+    Network,
+    NetworkShape,
+    Nic,
+    NodeGroup,
+    Region,
+    WanLink,
+)
 from isthmus.fabric.places import city_key
 from isthmus.fabric.shapes import smallest_shape
 
@@ -15,7 +26,8 @@ def resolve(document: FabricDocument, lines: Lines) -> Fabric:
     """Build the fabric that `document` describes.
 
     Raises:
-        InputError: A name is unknown to the catalogue, entries contradict each other, or a region cannot be reached.
+        InputError: A name is unknown to the catalogue, entries contradict each other, or a region cannot be
+        reached.
     """
     regions = tuple(_region(name, region, lines) for name, region in document.regions.items())
     names = [region.name for region in regions]
@@ -24,8 +36,11 @@ def resolve(document: FabricDocument, lines: Lines) -> Fabric:
     _refuse_islands(names, wan, lines)
     for index, region in enumerate(regions):
         if len(regions) > 1 and any(group.nic is None for group in region.groups):
-            raise lines.error(("regions", names[index], "nodes"), f"{names[index]} is joined to other regions but has no adapter",
-                              "state nics: {count: ..., kind: ...}")  # fmt: skip
+            raise lines.error(
+                ("regions", names[index], "nodes"),
+                f"{names[index]} is joined to other regions but has no adapter",
+                "state nics: {count: ..., kind: ...}",
+            )
     return Fabric(name=document.name, regions=regions, wan=wan)
 
 
@@ -33,8 +48,14 @@ def _look_up(kind: str, name: str, path: Path_, lines: Lines) -> Entry:
     try:
         return entry(kind, name)
     except InputError as error:
-        what = {"nodes": "node kind", "gpus": "GPU", "nics": "network adapter", "switches": "switch", "cables": "cable",
-                "cities": "city"}[kind]  # fmt: skip
+        what = {
+            "nodes": "node kind",
+            "gpus": "GPU",
+            "nics": "network adapter",
+            "switches": "switch",
+            "cables": "cable",
+            "cities": "city",
+        }[kind]
         raise lines.error(path, f"unknown {what} {name!r}", error.hint) from None
 
 
@@ -78,8 +99,11 @@ def _adapters(given: NodesEntry, node: Entry, path: Path_, lines: Lines) -> tupl
         _look_up("nics", stated.kind, (*path, "nics", "kind"), lines)
     if stated and (kind is None or count == 0):
         missing = "kind" if kind is None else "count"
-        raise lines.error((*path, "nics"), f"the key {missing!r} is missing: {given.kind} has no adapters of its own",
-                          "state both, such as nics: {count: 8, kind: connectx-7}")  # fmt: skip
+        raise lines.error(
+            (*path, "nics"),
+            f"the key {missing!r} is missing: {given.kind} has no adapters of its own",
+            "state both, such as nics: {count: 8, kind: connectx-7}",
+        )
     return (nic(kind), count) if kind else (None, 0)
 
 
@@ -93,28 +117,47 @@ def _in_node(given: NodesEntry, node: Entry, device: Gpu, path: Path_, lines: Li
     elif domain == own:
         domain = count
     if kind == "none" and count > 1:
-        raise lines.error((*path, "wiring"), f"{count} GPUs without any wiring between them", "write pcie where they share only the host")
+        raise lines.error(
+            (*path, "wiring"),
+            f"{count} GPUs without any wiring between them",
+            "write pcie where they share only the host",
+        )
     if domain == 1 or (count == 1 and domain <= own):
         return InNode(kind="none", bandwidth_bytes_per_s=0.0, switch_reduces=False, domain=1)
     if kind == "pcie":
         try:
             rate = pcie_rate_bytes_per_s(device.pcie)
         except ValueError:
-            raise lines.error((*path, "gpu"), f"{device.kind} has no PCIe slot of its own ({device.pcie})",
-                              "state another wiring") from None  # fmt: skip
+            raise lines.error(
+                (*path, "gpu"),
+                f"{device.kind} has no PCIe slot of its own ({device.pcie})",
+                "state another wiring",
+            ) from None
         return InNode(kind="pcie", bandwidth_bytes_per_s=rate, switch_reduces=False, domain=count)
     if device.fabric == "none":
-        raise lines.error((*path, "gpu" if given.gpu else "kind"), f"{device.kind} has no links for the wiring {kind!r}",
-                          "write wiring: pcie, or name another GPU")  # fmt: skip
+        raise lines.error(
+            (*path, "gpu" if given.gpu else "kind"),
+            f"{device.kind} has no links for the wiring {kind!r}",
+            "write wiring: pcie, or name another GPU",
+        )
     reduces = kind == "nvswitch" and any(
         chip.words["nvlink"] == str(device.fabric_generation) and chip.words["reduces"] == "true"
         for chip in entries("nvswitch").values()
     )
-    return InNode(kind=kind, bandwidth_bytes_per_s=device.fabric_bytes_per_s, switch_reduces=reduces, domain=domain)
+    return InNode(
+        kind=kind, bandwidth_bytes_per_s=device.fabric_bytes_per_s, switch_reduces=reduces, domain=domain
+    )
 
 
 def _as_wiring(word: str) -> InNodeKind:
-    known: tuple[InNodeKind, ...] = ("nvswitch", "full-mesh", "hybrid-cube-mesh", "bridge-pairs", "pcie", "none")
+    known: tuple[InNodeKind, ...] = (
+        "nvswitch",
+        "full-mesh",
+        "hybrid-cube-mesh",
+        "bridge-pairs",
+        "pcie",
+        "none",
+    )
     return next(kind for kind in known if kind == word)
 
 
@@ -124,14 +167,27 @@ def _network(region: RegionEntry, groups: tuple[NodeGroup, ...], path: Path_, li
     given = region.network
     if given is None:
         if nodes > 1:
-            raise lines.error(path, f"the key 'network' is missing: {nodes} nodes need one to join them",
-                              "such as network: {kind: infiniband, rate: 400 Gb/s, switch: qm9700}")  # fmt: skip
-        return Network(kind="ethernet", rate_bytes_per_s=min(rates, default=0.0), shape="none", switch=None,
-                       oversubscription=1.0, rail_optimised=False)  # fmt: skip
+            raise lines.error(
+                path,
+                f"the key 'network' is missing: {nodes} nodes need one to join them",
+                "such as network: {kind: infiniband, rate: 400 Gb/s, switch: qm9700}",
+            )
+        return Network(
+            kind="ethernet",
+            rate_bytes_per_s=min(rates, default=0.0),
+            shape="none",
+            switch=None,
+            oversubscription=1.0,
+            rail_optimised=False,
+        )
     if nodes > 1 and len(rates) < len(groups):
-        raise lines.error((*path, "nodes"), "nodes to be joined have no adapter", "state nics: {count: ..., kind: ...}")
+        raise lines.error(
+            (*path, "nodes"), "nodes to be joined have no adapter", "state nics: {count: ..., kind: ...}"
+        )
     if given.rate is None and not rates:
-        raise lines.error((*path, "network"), "the key 'rate' is missing and no adapter gives it", "such as rate: 400 Gb/s")
+        raise lines.error(
+            (*path, "network"), "the key 'rate' is missing and no adapter gives it", "such as rate: 400 Gb/s"
+        )
     for index, cable in enumerate(given.cables):
         _look_up("cables", cable.kind, (*path, "network", "cables", index, "kind"), lines)
     return Network(
@@ -144,10 +200,18 @@ def _network(region: RegionEntry, groups: tuple[NodeGroup, ...], path: Path_, li
     )
 
 
-def _shape(given: NetworkEntry, groups: tuple[NodeGroup, ...], nodes: int, path: Path_, lines: Lines) -> NetworkShape:
-    switch = _look_up("switches", given.switch, (*path, "switch"), lines) if given.switch is not None else None
+def _shape(
+    given: NetworkEntry, groups: tuple[NodeGroup, ...], nodes: int, path: Path_, lines: Lines
+) -> NetworkShape:
+    switch = (
+        _look_up("switches", given.switch, (*path, "switch"), lines) if given.switch is not None else None
+    )
     if given.shape == "none" and nodes > 1:
-        raise lines.error((*path, "shape"), f"shape none, but {nodes} nodes have to be joined", "leave shape out to have it chosen")
+        raise lines.error(
+            (*path, "shape"),
+            f"shape none, but {nodes} nodes have to be joined",
+            "leave shape out to have it chosen",
+        )
     if given.shape is not None:
         return given.shape
     if nodes == 1:
@@ -163,9 +227,15 @@ def _wan(link: WanEntry, index: int, names: list[str], lines: Lines) -> WanLink:
     first, second = link.between
     for end, name in enumerate(link.between):
         if name not in names:
-            raise lines.error((*path, end), f"the link joins an unknown region {name!r}", nearest(name, names))
+            raise lines.error(
+                (*path, end), f"the link joins an unknown region {name!r}", nearest(name, names)
+            )
     if first == second:
-        raise lines.error(path, f"the link joins {first!r} to itself", "a region's own network is described under its `network`")
+        raise lines.error(
+            path,
+            f"the link joins {first!r} to itself",
+            "a region's own network is described under its `network`",
+        )
     return WanLink(
         between=(first, second),
         rate_bytes_per_s=link.rate,
@@ -185,8 +255,11 @@ def _refuse_repeated_links(wan: tuple[WanLink, ...], lines: Lines) -> None:
         pair = frozenset(link.between)
         if pair in seen:
             first = lines.where(("wan", seen[pair])).rpartition(":")[2]
-            raise lines.error(("wan", index), f"a second link between {link.between[0]!r} and {link.between[1]!r}",
-                              f"the first is at line {first}; write one link with the rate of both together")  # fmt: skip
+            raise lines.error(
+                ("wan", index),
+                f"a second link between {link.between[0]!r} and {link.between[1]!r}",
+                f"the first is at line {first}; write one link with the rate of both together",
+            )
         seen[pair] = index
 
 
@@ -198,5 +271,8 @@ def _refuse_islands(names: list[str], wan: tuple[WanLink, ...], lines: Lines) ->
         reached |= ends
     for name in names:
         if name not in reached:
-            raise lines.error(("regions", name), f"no link joins the region {name!r} to {names[0]!r}",
-                              f"add to wan: {{between: [{names[0]}, {name}], rate: ..., rtt: ...}}")  # fmt: skip
+            raise lines.error(
+                ("regions", name),
+                f"no link joins the region {name!r} to {names[0]!r}",
+                f"add to wan: {{between: [{names[0]}, {name}], rate: ..., rtt: ...}}",
+            )
