@@ -9,6 +9,7 @@ and pingers are this file again, started inside the nodes; they run above the ra
 """
 
 import argparse
+import fcntl
 import json
 import os
 import selectors
@@ -17,6 +18,7 @@ import statistics
 import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -50,12 +52,8 @@ class Row:
 # --- programs that run inside the nodes -------------------------------------------------------------------------------
 
 
-def tcp_receive(streams: int, window_bytes: int, skip_s: float, measure_s: float) -> None:
-    """Print the bytes/s that arrive over `streams` connections between `skip_s` and `skip_s + measure_s`.
-
-    All windows together are held to `window_bytes`, which fills the link without overflowing its queue: it is the link
-    that is measured here and not how a congestion control recovers.
-    """
+def tcp_receive(streams: int, skip_s: float, measure_s: float) -> None:
+    """Print the bytes/s that arrive over `streams` connections between `skip_s` and `skip_s + measure_s`."""
     listener = socket.create_server(("0.0.0.0", _PORT), backlog=streams)
     print("ready", flush=True)
     buffer = bytearray(1 << 20)
@@ -63,7 +61,6 @@ def tcp_receive(streams: int, window_bytes: int, skip_s: float, measure_s: float
         for _ in range(streams):
             connection = listener.accept()[0]
             connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, window_bytes // streams)
             selector.register(connection, selectors.EVENT_READ)
         begin = time.monotonic() + skip_s
         total = 0
@@ -79,22 +76,29 @@ def tcp_receive(streams: int, window_bytes: int, skip_s: float, measure_s: float
     print(total / (last - first) if first and last and last > first else 0.0, flush=True)
 
 
-def tcp_send(address: str, streams: int) -> None:
-    """Keep `streams` connections full until killed."""
+def tcp_send(address: str, streams: int, window_bytes: int) -> None:
+    """Keep `streams` connections full until killed.
+
+    All together have `window_bytes` on the way at most, which fills the link without overflowing its queue: it is the
+    link that is measured here, and not how a congestion control recovers from its own losses.
+    """
     sockets = [socket.create_connection((address, _PORT)) for _ in range(streams)]
-    block = memoryview(bytes(1 << 18))
-    with selectors.DefaultSelector() as selector:
+    block = memoryview(bytes(window_bytes // streams))
+    outstanding = bytearray(4)
+    for each in sockets:
+        each.setblocking(False)
+    while True:
         for each in sockets:
-            each.setblocking(False)
-            selector.register(each, selectors.EVENT_WRITE)
-        while True:
-            for key, _ in selector.select():
+            fcntl.ioctl(each, termios.TIOCOUTQ, outstanding)
+            room = len(block) - int.from_bytes(outstanding, sys.byteorder)
+            if room >= len(block) // 8:
                 try:
-                    key.fileobj.send(block)  # type: ignore[union-attr]
+                    each.send(block[:room])
                 except BlockingIOError:
                     pass
                 except OSError:
                     return
+        time.sleep(0.0002)
 
 
 def ping(address: str, count: int, interval_s: float) -> None:
@@ -206,9 +210,9 @@ def stop(process: subprocess.Popen[Any]) -> None:
 
 def measure_rate(tunnel: Tunnel, window_bytes: int, skip_s: float, measure_s: float) -> float:
     streams = 4
-    receiver = launch(tunnel, "b", 0, "tcp-receive", streams, window_bytes, skip_s, measure_s)
+    receiver = launch(tunnel, "b", 0, "tcp-receive", streams, skip_s, measure_s)
     line_of(receiver)
-    sender = launch(tunnel, "a", 0, "tcp-send", tunnel.address("b", 0), streams)
+    sender = launch(tunnel, "a", 0, "tcp-send", tunnel.address("b", 0), streams, window_bytes)
     rate = float(line_of(receiver))
     stop(sender)
     stop(receiver)
@@ -242,7 +246,7 @@ def grid(tunnel: Tunnel, load: str, rates: list[float], rtts: list[float]) -> li
     for rtt_s in rtts:
         for rate in rates:
             product = rate * rtt_s
-            queue = product + 131072
+            queue = product + 400_000
             tunnel.set_link("a", "b", rate_bytes_per_s=rate, rtt_s=rtt_s, queue_bytes=queue, jitter_s=0.0, loss=0.0)
             name = f"{rate * 8e-6:.0f} Mb/s, {rtt_s * 1e3:.0f} ms"
             trips = sorted(measure_rtts(tunnel, 80))
@@ -252,7 +256,7 @@ def grid(tunnel: Tunnel, load: str, rates: list[float], rtts: list[float]) -> li
                             error=(median - rtt_s) * 1e3, bound=1.0, note=f"p99 {p99 * 1e3:.2f} ms"))
             before = tunnel.line()
             began = time.monotonic()
-            got = measure_rate(tunnel, round(1.5 * product) + 120_000, 1.0 + 15 * rtt_s, 2.5)
+            got = measure_rate(tunnel, round(1.25 * product) + 200_000, 1.0 + 15 * rtt_s, 2.5)
             share = (tunnel.line().cpu_s - before.cpu_s) / (time.monotonic() - began)
             limit = rate * 1448 / 1500
             rows.append(Row(what=f"goodput (Mb/s) {name}", load=load, asked=limit * 8e-6, measured=got * 8e-6,
