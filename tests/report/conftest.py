@@ -18,7 +18,7 @@ def _loss(floor: float, pace: float, points: int = 25) -> list[list[float]]:
 
 
 def _timeline(wan_s: float, buckets: int, local: bool) -> list[dict[str, Any]]:
-    """Forward, then backward in buckets; each bucket goes to the region when ready, then over the WAN in turn."""
+    """Forward, then backward in buckets; each goes to the region when ready, then over the WAN in turn."""
     forward = COMPUTE_S / 3
     found = [{"lane": "compute", "what": "forward", "start_s": 0.0, "end_s": forward}]
     each, free = (COMPUTE_S - forward) / buckets, 0.0

@@ -1,4 +1,4 @@
-"""The charts with one row a strategy: step times and utilisation; each laid out for a width, coloured by class.
+"""The charts with one row a strategy: step times and utilisation, laid out for a given width.
 
 A strategy's index fixes its colour in every chart of a page. A filled bar is always a measurement, a hollow
 diamond always a prediction.
@@ -61,7 +61,7 @@ def plain(value: float) -> str:
 
 
 def _rows(tried: Sequence[Tried], width: float, row: float) -> tuple[float, list[Svg]]:
-    """Left edge of the plot, and the strategies' names: beside their rows, or above them where it is narrow."""
+    """Left edge of the plot, and the strategies' names: beside their rows, or above where it is narrow."""
     if width < NARROW:
         return 10.0, [
             label(0, 16 + row * i, fit(one.name, width - 70, 13), f"{hue(i)} own strong")

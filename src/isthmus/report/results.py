@@ -1,7 +1,7 @@
 """`results.json` of `isthmus try` as the reports read it: typed, with every fault told by its place.
 
-Times are seconds, sizes bytes, rates bytes/s, as everywhere inside. Keys that the reports do not show are passed
-over, so that a trial may record more than a page has room for; a key that they do show is never guessed.
+Times are seconds, sizes bytes, rates bytes/s, as everywhere inside. Keys that the reports do not show are
+passed over, so that a trial may record more than a page has room for; a key that they show is never guessed.
 """
 
 from typing import Annotated, Any, Literal

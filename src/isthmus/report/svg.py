@@ -1,8 +1,8 @@
 """Just enough SVG for our charts: escaped elements, scales, ticks and a guess at the width of text.
 
-Markup is the type `Svg` and text is `str`; only `words` and `tag` turn the second into the first, and both escape.
-No element carries a colour: classes name a role (`ink`, `muted`, `grid`) or a strategy (`s0` ...), and the page's
-style sheet colours them, so that one drawing serves light and dark.
+Markup is the type `Svg` and text is `str`; only `words` and `tag` turn the second into the first, and both
+escape. No element carries a colour: classes name a role (`ink`, `muted`, `grid`) or a strategy (`s0` ...), and
+the page's style sheet colours them, so that one drawing serves light and dark.
 """
 
 import math
@@ -31,7 +31,7 @@ __all__ = [
 
 Svg = NewType("Svg", str)
 HUES = 8
-"""Strategy colours of the style sheet; a ninth strategy takes the first again and is told apart by its label."""
+"""Strategy colours of the style sheet; a ninth strategy takes the first again and keeps its own label."""
 
 
 def words(text: str) -> Svg:
@@ -40,7 +40,7 @@ def words(text: str) -> Svg:
 
 
 def tag(name: str, *children: Svg, **attributes: str | float | None) -> Svg:
-    """One element; `class_` and `stroke_width` become `class` and `stroke-width`, None leaves an attribute out."""
+    """One element; `class_` and `stroke_width` become `class` and `stroke-width`; None is left out."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
         for key, value in attributes.items()
@@ -167,7 +167,7 @@ def fit(text: str, width_px: float, size_px: float) -> str:
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions near `wanted`, in its order, at least `gap` apart and, where there is room, within `low..high`."""
+    """Positions near `wanted`, in its order, `gap` apart and, where there is room, within `low..high`."""
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
     placed: list[list[float]] = []  # clusters of [sum of offsets wanted, members]: pool adjacent violators
     for index in order:

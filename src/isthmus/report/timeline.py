@@ -1,4 +1,4 @@
-"""The predicted timeline of one step, all strategies on one scale: compute, in-region network and WAN as lanes."""
+"""The predicted timeline of one step, all strategies on one scale; lanes: compute, region network, WAN."""
 
 from collections.abc import Sequence
 
@@ -84,17 +84,17 @@ def _strategy(one: Tried, class_: str, x: Scale, top: float) -> Svg:
 
 
 def _head(one: Tried, x: Scale, top: float) -> Svg:
-    full = (
-        f"predicted {show_seconds(one.predicted.step_s)},"
-        f" of which {show_seconds(one.predicted.exposed_s)} waiting"
-        f" · measured {show_seconds(one.measured.step_s)}"
+    predicted, measured = show_seconds(one.predicted.step_s), show_seconds(one.measured.step_s)
+    waiting = f"of which {show_seconds(one.predicted.exposed_s)} waiting"
+    said = (
+        f"predicted {predicted}, {waiting} · measured {measured}",
+        f"predicted {predicted} · measured {measured}",
     )
-    room = x.end - 20
-    if text_width_px(full, 12) > room * 0.6:
-        full = f"{show_seconds(one.predicted.step_s)} · {show_seconds(one.measured.step_s)}"
-    name = fit(one.name, room - text_width_px(full, 12), 14)
+    room = x.end - 16 - text_width_px(one.name, 13)
+    figures = next((each for each in said if text_width_px(each, 12) <= room), f"{predicted} · {measured}")
+    name = fit(one.name, x.end - 16 - text_width_px(figures, 12), 13)
     return tag(
-        "g", label(0, top + 16, name, "own strong"), label(x.end, top + 16, full, "muted small", "end")
+        "g", label(0, top + 16, name, "own strong"), label(x.end, top + 16, figures, "muted small", "end")
     )
 
 
@@ -109,7 +109,7 @@ def _part(part: Segment, x: Scale, y: float) -> Svg:
 
 
 def _merged(parts: Sequence[Segment], x: Scale) -> list[Segment]:
-    """The parts in order, runs too fine to tell apart on the page drawn as one; this bounds the page's size."""
+    """The parts in order, runs too fine to tell apart drawn as one; this bounds the page's size."""
     found: list[Segment] = []
     for part in sorted(parts, key=lambda part: part.start_s):
         last = found[-1] if found else None

@@ -36,7 +36,7 @@ def trial_table(results: dict[str, Any]) -> Table:
     )
     table.add_column("\nstrategy", overflow="fold")
     for heading in (
-        "\ntokens/s",
+        "tokens\nper s",
         "utili-\nsation",
         "WAN per\nstep",
         _loss_heading(read.strategies),

@@ -1,4 +1,4 @@
-"""What a trial showed, in words: the best strategy, by how much, its cost in loss, how good the prediction was."""
+"""What a trial showed, in words: the best strategy, its gain, its cost in loss, the prediction's quality."""
 
 import math
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Verdict:
 
 
 def same_loss(tried: Sequence[Tried]) -> list[bool]:
-    """Whether each loss at equal tokens is within 3% of the lowest; unknown counts as yes, not finite as no."""
+    """Whether each loss at equal tokens is within 3% of the lowest; unknown is yes, not finite is no."""
     known = [
         one.loss_at_equal_tokens
         for one in tried
@@ -47,7 +47,7 @@ def same_loss(tried: Sequence[Tried]) -> list[bool]:
 
 
 def best_of(tried: Sequence[Tried]) -> int:
-    """Index of the fastest strategy with equal replicas and a loss near the lowest; of the fastest if none is so."""
+    """Index of the fastest strategy with equal replicas and a loss near the lowest, if any is so."""
     sound = [
         one.replicas_equal is not False and near for one, near in zip(tried, same_loss(tried), strict=True)
     ]
