@@ -125,6 +125,24 @@ def test_expert_parallelism_dispatches_every_token_to_its_experts_and_back() -> 
     )
 
 
+def test_tensor_parallel_experts_gather_every_dispatched_copy_of_a_token() -> None:
+    # With ep each block's expert half moves two copies of s h, its attention half one; without ep both move one.
+    workload = read_workload("mixtral-8x7b")
+    split, whole = (sent(workload, Axes(dp=8, tp=2, ep=ep), "tp") for ep in (8, 1))
+    assert split == pytest.approx(1.5 * whole, rel=1e-12)
+
+
+def test_latent_attention_sends_expanded_keys_and_values_around_the_ring() -> None:
+    # DeepSeek-V3 over cp 2: 15,360 sequences, 61 blocks, half a sequence, 128 heads of 192 + 128, bf16.
+    forward = sent(read_workload("deepseek-v3"), Axes(cp=2), "cp", phase="forward")
+    assert forward == pytest.approx(15360 * 61 * 2048 * 128 * (192 + 128) * 2, rel=1e-12)
+
+
+def test_deepseek_dispatches_in_its_58_expert_blocks_and_its_mtp_block() -> None:
+    forward = sent(read_workload("deepseek-v3"), Axes(dp=8, ep=8), "ep", phase="forward")
+    assert forward == pytest.approx(1920 * 59 * 2 * (8 * 4096 * 7168 * 2) * 7 / 8, rel=1e-12)
+
+
 def test_routed_experts_reduce_over_the_replicas_that_share_them() -> None:
     workload = read_workload("mixtral-8x7b")
     groups = {i.what: i for i in traffic(workload, Axes(dp=16, ep=8)) if i.axis == "dp"}
