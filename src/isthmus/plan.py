@@ -1,7 +1,7 @@
 """The plan: the document that the planner writes and the runtime, the wind tunnel and the reports read.
 
-It names one strategy to run, what was predicted for it before anything ran, the runners-up, and every assumption
-with its source. It round-trips through YAML: `load_plan(save_plan(plan)) == plan`.
+It names one strategy to run, what was predicted for it before anything ran, the runners-up, and every
+assumption with its source. It round-trips through YAML: `load_plan(save_plan(plan)) == plan`.
 """
 
 import os
@@ -14,8 +14,17 @@ from pydantic import Field
 from isthmus.documents import Document, load_document
 
 __all__ = [
-    "Assumption", "Candidate", "CodecName", "Layout", "Outer", "Plan", "Prediction", "Strategy", "StrategyKind",
-    "load_plan", "save_plan",
+    "Assumption",
+    "Candidate",
+    "CodecName",
+    "Layout",
+    "Outer",
+    "Plan",
+    "Prediction",
+    "Strategy",
+    "StrategyKind",
+    "load_plan",
+    "save_plan",
 ]
 
 CodecName = Literal["none", "bf16", "int8", "int4"]
@@ -25,7 +34,9 @@ Amount = Annotated[float, Field(ge=0)]
 
 
 class Outer(Document):
-    """The outer optimizer of local steps: SGD on the mean parameter delta, with Nesterov momentum when asked."""
+    """The outer optimizer of local steps: SGD on the mean parameter delta, with Nesterov momentum when
+    asked.
+    """
 
     lr: Annotated[float, Field(gt=0)] = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -35,10 +46,10 @@ class Outer(Document):
 class Strategy(Document):
     """How the regions are joined.
 
-    kind `flat`: one all-reduce ring over every rank, blind to regions (the baseline). `hierarchical`: every step,
-    reduce-scatter in the region, exchange of each rail's shard over the WAN, all-gather in the region. `local-steps`:
-    regions train alone for `inner_steps`, then exchange parameter deltas. `sharded`: parameters and optimizer sharded
-    over all regions (ZeRO-3). `pipeline`: layers split by region.
+    kind `flat`: one all-reduce ring over every rank, blind to regions (the baseline). `hierarchical`: every
+    step, reduce-scatter in the region, exchange of each rail's shard over the WAN, all-gather in the region.
+    `local-steps`: regions train alone for `inner_steps`, then exchange parameter deltas. `sharded`:
+    parameters and optimizer sharded over all regions (ZeRO-3). `pipeline`: layers split by region.
     """
 
     name: str
@@ -68,8 +79,8 @@ class Layout(Document):
 class Prediction(Document):
     """What one step will take, per optimizer step; outer syncs are amortised over their inner steps.
 
-    `utilisation` is tokens/s with the WAN over tokens/s of the same ranks with inter-region communication off.
-    `wan_bytes_per_step` leave the busiest region, headers included where the transport is known.
+    `utilisation` is tokens/s with the WAN over tokens/s of the same ranks with inter-region communication
+    off. `wan_bytes_per_step` leave the busiest region, headers included where the transport is known.
     """
 
     step_s: Amount
@@ -83,16 +94,22 @@ class Prediction(Document):
 
 
 class Candidate(Document):
-    """One strategy that was weighed: with a prediction, or with the constraint that refused it."""
+    """One strategy that was weighed: with a prediction, or with the constraint that refused it.
+
+    `risk` says in words what the strategy may do to the loss.
+    """
 
     strategy: Strategy
     layout: Layout
     prediction: Prediction | None = None
     refused: str | None = None
+    risk: str = ""
 
 
 class Assumption(Document):
-    """A number the prediction rests on, and where it comes from (a source key, a file, a measurement, `judgement`)."""
+    """A number the prediction rests on, and where it comes from (a source key, a file, a measurement,
+    `judgement`).
+    """
 
     name: str
     value: float
@@ -112,8 +129,9 @@ class Plan(Document):
     prediction: Prediction
     why: str
     rule_of_thumb: str
-    alternatives: list[Candidate] = []
-    assumptions: list[Assumption] = []
+    risk: str = ""
+    alternatives: list[Candidate] = Field(default_factory=list[Candidate])
+    assumptions: list[Assumption] = Field(default_factory=list[Assumption])
 
 
 def load_plan(path: Path | str) -> Plan:
@@ -123,7 +141,8 @@ def load_plan(path: Path | str) -> Plan:
 
 def save_plan(plan: Plan, path: Path | str) -> None:
     """Write `plan` as YAML; the old file stays whole until the new one is complete."""
-    text = yaml.safe_dump(plan.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
+    dump = yaml.safe_dump  # pyright: ignore[reportUnknownMemberType]
+    text = dump(plan.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
     partial = Path(f"{path}.partial")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)

@@ -29,7 +29,8 @@ def test_figures_worked_by_hand() -> None:
     assert zero3_wan_bytes(2e9, 2e9, 2, 1) == 3e9
     assert swap_bytes(8.0, 2) == 8.0
     assert swap_bytes(9.0, 3) == 12.0
-    assert sharded_exposed_s(5.0, 0.25, 3.0) == 2.25
+    # Four gathers of 1.25 s of wire and 0.25 s of latency beside 3 s of compute: 6 - 3, and one latency to start.
+    assert sharded_exposed_s(5.0, 0.25, 3.0, 4) == 3.25
 
 
 @given(TIMES, st.integers(1, 1000), st.integers(0, 1000), st.floats(1e-3, 10))

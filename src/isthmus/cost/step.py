@@ -23,7 +23,8 @@ def compute_s(flop: float, gpus: int, dense_flop_per_s: float, mfu: float) -> fl
 
     F = FLOPs of the step over all GPUs, P = dense peak of one GPU in the precision of the matrix products
     (never the sparse figure on data sheets), MFU = model FLOP utilisation of training inside one region,
-    which already holds in-region communication and memory-bound kernels. 6 x 175e9 x 1024 x 2048 / (64 x 989.4e12 x 0.40) = 87 s.
+    which already holds in-region communication and memory-bound kernels.
+    6 x 175e9 x 1024 x 2048 / (64 x 989.4e12 x 0.40) = 87 s.
     Source: Chowdhery et al., PaLM, arXiv 2204.02311 appendix B.
     """
     return flop / (gpus * dense_flop_per_s * mfu)
@@ -39,8 +40,7 @@ def pipeline_bubble_fraction(stages: int, micro_batches: int) -> float:
 
 
 def pipeline_warm_up_extra(slot_s: float, crossing_s: float, crossings: int) -> int:
-    """Micro-batches that must be in flight beyond 1F1B's own, so that the steady state never waits for the
-    WAN.
+    """Micro-batches in flight beyond 1F1B's own, so that the steady state never waits for the WAN.
 
         e = ceil(2 x c / t)
 
@@ -110,15 +110,17 @@ def zero3_wan_bytes(parameter_bytes: float, gradient_bytes: float, regions: int,
     return (regions - 1) / regions * micro_steps * (2 * parameter_bytes + gradient_bytes)
 
 
-def sharded_exposed_s(wire_s: float, latency_s: float, compute_time_s: float) -> float:
-    """Exposed seconds of sharding over regions with prefetch: what does not fit behind the compute, and one
-    latency to start.
+def sharded_exposed_s(wire_s: float, latency_s: float, compute_time_s: float, gathers: int) -> float:
+    """Exposed seconds of parameters sharded over regions, each block's gather issued one block ahead.
 
-        t = a + max(0, w - T)
+        t = a + max(0, w + u a - T)
 
-    Every layer's gather can run one layer ahead, so only the sum binds. Leaves out: uneven layers.
+    A gather starts when the one before is used, so each of u gathers takes w/u + a, beside T/u of compute;
+    and one latency starts the first. w = all wire time of the step, a = one way, u = gathers, T =
+    compute_time_s.
+    Leaves out: uneven blocks; gathers issued further ahead (then u a shrinks towards a).
     """
-    return latency_s + max(0.0, wire_s - compute_time_s)
+    return latency_s + max(0.0, wire_s + gathers * latency_s - compute_time_s)
 
 
 def straggler_s(jitter_s: float, syncs_per_step: float) -> float:

@@ -156,16 +156,15 @@ def _local_steps(strategy: Strategy, inputs: TrialInputs) -> Prediction:
     wire_bytes = _wire_bytes(inputs.gradient_bytes, strategy, inputs)
     formula = (
         f"sync C = {show_seconds(sync)} (W = {show_bytes(wire_bytes)}, {strategy.codec}) every "
-        f"K = {strategy.inner_steps} steps, applied {strategy.delay_steps} steps later: exposed = max(rank's work {show_seconds(floor)}, "
-        f"C - d T) / K = {show_seconds(exposed)}"
+        f"K = {strategy.inner_steps} steps, applied d = {strategy.delay_steps} steps later: "
+        f"exposed = max(rank's work {show_seconds(floor)}, C - d T) / K = {show_seconds(exposed)}"
     )
     # Parameters, gradient, two moments; and the outer optimizer's copy and momentum.
     return _prediction(inputs, exposed, wire_bytes / payload_fraction() / strategy.inner_steps, 6.0, formula)
 
 
 def _play(inputs: TrialInputs, stages: list[list[Stage]]) -> Timeline:
-    """The overlap timeline of each bucket's stages, with the region's own synchronisation taken out of
-    compute_s.
+    """The overlap timeline of each bucket's stages, after compute_s less the region's own synchronisation.
 
     The stages hold that synchronisation themselves (the flat ring replaces it).
     """
@@ -191,8 +190,7 @@ def _wire_bytes(size_bytes: float, strategy: Strategy, inputs: TrialInputs) -> f
 
 
 def _stage(size_bytes: float, strategy: Strategy, inputs: TrialInputs, reduce_in_region: bool) -> Stage:
-    """One piece of the buffer through a rank: half of the region's copy before the wire, half after, codec
-    around it.
+    """One piece of the buffer through a rank: the region's copy half before and half after, codec in between.
 
     A rank encodes its shard S/g and decodes the results of all R regions, its own too, so that every region
     adds the same numbers.

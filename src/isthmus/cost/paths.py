@@ -1,0 +1,189 @@
+"""From a fabric to the links that formulas take: tiers inside the regions, and the pipe between them."""
+
+from dataclasses import dataclass
+
+from isthmus.cost.collectives import Link, Tier, nvls_all_reduce_s, ring_all_reduce_s
+from isthmus.cost.efficiency import (
+    NCCL_BUFFER,
+    NCCL_CHANNELS,
+    NETWORK_EFFICIENCY,
+    NVLINK_EFFICIENCY,
+    NVLS_EFFICIENCY,
+    NVLS_EFFICIENCY_BLACKWELL,
+    NVLS_LATENCY,
+    NVLS_RAMP,
+    PCIE_EFFICIENCY,
+    RDMA_PAYLOAD,
+    TCP_WINDOW,
+)
+from isthmus.cost.step import swap_bytes
+from isthmus.cost.transport import Limit, nccl_window_bytes, streams_to_fill, tcp_rate_bytes_per_s
+from isthmus.fabric import Fabric, NodeGroup
+from isthmus.fabric.entries import number
+from isthmus.fabric.levels import levels
+from isthmus.fabric.model import LevelName
+
+__all__ = [
+    "Wan",
+    "all_reduce_across_regions_s",
+    "exchange_s",
+    "in_node_all_reduce_s",
+    "nvls_link",
+    "region_tiers",
+    "wan_pipe",
+]
+
+STREAMS_MIN, STREAMS_MAX = 4, 32
+"""TCP streams of one rail: below 4 one loss stalls the rail; above 32 sockets cost more than they carry
+(judgement).
+"""
+
+_EFFICIENCY: dict[LevelName, float] = {
+    "nvlink": NVLINK_EFFICIENCY.value,
+    "pcie": PCIE_EFFICIENCY.value,
+    "node": NETWORK_EFFICIENCY.value,
+    "region": NETWORK_EFFICIENCY.value,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wan:
+    """What joins the regions, as one region's uplink sees it.
+
+    Attributes:
+        regions: R, at least 2.
+        rails: Ranks of the smallest region; rank i of every region forms rail i.
+        rtt_s: The longest between two regions.
+        jitter_s: Peak deviation of the one-way delay.
+        loss: The worst link's.
+        limit: Payload rate of the uplink with isthmus's own streams, and what binds it.
+        streams: TCP streams of one rail that this rate takes; 1 for RDMA.
+        flat: Payload rate of NCCL's ring across, and what binds it.
+    """
+
+    regions: int
+    rails: int
+    rtt_s: float
+    jitter_s: float
+    loss: float
+    limit: Limit
+    streams: int
+    flat: Limit
+
+    @property
+    def one_way_s(self) -> float:
+        """Until the slowest of many messages sent together is there: half the RTT and the jitter's peak."""
+        return self.rtt_s / 2 + self.jitter_s
+
+    @property
+    def exchange_latency_s(self) -> float:
+        """Latency of an exchange: one trip for two regions (a swap), two for more (reduce-scatter,
+        all-gather).
+        """
+        return self.one_way_s * (1 if self.regions == 2 else 2)
+
+
+def region_tiers(fabric: Fabric) -> tuple[Tier, ...]:
+    """The tiers inside a region, from the GPU outwards, each with the rail of one GPU as its link.
+
+    A level's bandwidth is that of one member, which all ranks of the member share: B_rank = B eta / ranks
+    below.
+    """
+    tiers: list[Tier] = []
+    below = 1
+    for level in levels(fabric):
+        if level.name == "wan":
+            continue
+        link = Link(
+            latency_s=level.latency_s,
+            bandwidth_bytes_per_s=level.bandwidth_bytes_per_s * _EFFICIENCY[level.name] / below,
+            source=level.source,
+        )
+        tiers.append(Tier(members=level.members, link=link))
+        below *= level.members
+    return tuple(tiers)
+
+
+def nvls_link(group: NodeGroup) -> Link:
+    """The link of an all-reduce done by the NVSwitches of `group`, for `nvls_all_reduce_s`."""
+    efficiency = NVLS_EFFICIENCY if (group.gpu.fabric_generation or 0) <= 4 else NVLS_EFFICIENCY_BLACKWELL
+    return Link(
+        latency_s=NVLS_LATENCY.value,
+        bandwidth_bytes_per_s=group.in_node.bandwidth_bytes_per_s * efficiency.value,
+        ramp_s_per_root_byte=NVLS_RAMP.value,
+        source=efficiency.source,
+    )
+
+
+def in_node_all_reduce_s(size_bytes: float, group: NodeGroup) -> float:
+    """Seconds of an all-reduce over the GPUs of one node that share its wiring: the quicker of ring and
+    switch.
+
+    NCCL chooses likewise: the ring for small messages, the switch (where it adds, from 4 GPUs on) for large
+    ones.
+    """
+    ranks = min(group.gpus, group.in_node.domain)
+    kind: LevelName = "pcie" if group.in_node.kind == "pcie" else "nvlink"
+    ring = Link(
+        latency_s=number("nccl", "hop-pci" if kind == "pcie" else "hop-nvlink", "ring_simple"),
+        bandwidth_bytes_per_s=group.in_node.bandwidth_bytes_per_s * _EFFICIENCY[kind],
+        source="NCCL ring, Simple protocol",
+    )
+    seconds = ring_all_reduce_s(size_bytes, ranks, ring) if ranks > 1 else 0.0
+    if group.in_node.switch_reduces and ranks >= 4:
+        return min(seconds, nvls_all_reduce_s(size_bytes, ranks, nvls_link(group)))
+    return seconds
+
+
+def wan_pipe(fabric: Fabric) -> Wan | None:
+    """The pipe between the regions of `fabric`; None where there is one region only.
+
+    Streams are as many as the link needs to be what binds, between `STREAMS_MIN` and `STREAMS_MAX` a rail.
+    """
+    level = next((each for each in levels(fabric) if each.name == "wan"), None)
+    if level is None:
+        return None
+    rails = min(region.gpus for region in fabric.regions)
+    rate, rtt_s = level.bandwidth_bytes_per_s, 2 * level.latency_s
+    loss = max(link.loss for link in fabric.wan)
+    if all(link.transport == "rdma" for link in fabric.wan):
+        limit, streams = Limit(rate * RDMA_PAYLOAD.value, "link"), 1
+    else:
+        needed = -(-streams_to_fill(rate, rtt_s, loss, TCP_WINDOW.value) // rails)
+        streams = min(STREAMS_MAX, max(STREAMS_MIN, needed))
+        limit = tcp_rate_bytes_per_s(rate, rtt_s, loss, streams * rails, TCP_WINDOW.value)
+    channels = int(NCCL_CHANNELS.value)
+    window = nccl_window_bytes(channels, NCCL_BUFFER.value) / channels
+    return Wan(
+        regions=len(fabric.regions),
+        rails=rails,
+        rtt_s=rtt_s,
+        jitter_s=max(link.jitter_s for link in fabric.wan),
+        loss=loss,
+        limit=limit,
+        streams=streams,
+        flat=tcp_rate_bytes_per_s(rate, rtt_s, loss, channels, window),
+    )
+
+
+def exchange_s(size_bytes: float, wan: Wan) -> float:
+    """Seconds for all rails together to all-reduce shards that make up `size_bytes` over the regions.
+
+    t = W(S, R) / B + a;   a one way for R = 2, twice that for more
+    """
+    return swap_bytes(size_bytes, wan.regions) / wan.limit.rate_bytes_per_s + wan.exchange_latency_s
+
+
+def all_reduce_across_regions_s(size_bytes: float, tiers: tuple[Tier, ...], wan: Wan) -> float:
+    """Seconds of one all-reduce over every GPU of every region: region's tiers in, exchange, region's tiers
+    out.
+
+    A tier's reduce-scatter and all-gather together are its ring all-reduce, whatever happens to the shard
+    between.
+    Leaves out: chunks that overlap the tiers with the exchange.
+    """
+    total, shard = exchange_s(size_bytes, wan), size_bytes
+    for tier in tiers:
+        total += ring_all_reduce_s(shard, tier.members, tier.link)
+        shard /= tier.members
+    return total

@@ -1,0 +1,130 @@
+"""Which strategies are weighed, with what risk for the loss, and which layouts each may take."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from math import ceil
+from typing import Literal
+
+from isthmus.errors import InfeasibleError
+from isthmus.plan import Strategy
+from isthmus.planner.setting import Setting
+from isthmus.workload import Axes, Recompute, Workload, check_axes
+
+__all__ = ["RISKS", "layouts", "over_all", "risk", "runs", "strategies", "whole_batch"]
+
+LOCAL_STEPS = (20, 100, 500)
+DEGREES = (1, 2, 4, 8)
+ZERO_STAGES: dict[str, tuple[Literal[0, 1, 2, 3], ...]] = {"sharded-zero3": (3,), "sharded-optimizer": (1,)}
+RECOMPUTE: tuple[Recompute, ...] = ("none", "full")
+
+RISKS = (
+    "none: the same sums as on one site",
+    "very low: gradients rounded to 16 bits between regions",
+    "low: 8-bit gradients with error feedback",
+    "medium: 4-bit gradients with error feedback; compare the loss on a short run",
+    "medium: regions drift for 20 steps",
+    "high: regions drift for 100 steps; needs a tuned outer optimizer",
+    "high: regions drift for 500 steps (DiLoCo, arXiv 2311.08105, began from a trained model)",
+)
+"""What a strategy may do to the loss, rising; the place in this list is what candidates are compared by."""
+
+
+def strategies(setting: Setting) -> list[Strategy]:
+    """Every strategy worth weighing on this fabric; on one region, only plain data parallelism.
+
+    16-bit gradients need no bf16 codec, and are the plain wire format of `hierarchical`.
+    """
+    streams = setting.wan.streams if setting.wan else 4
+    plain = Strategy(name="hierarchical", kind="hierarchical", streams=streams)
+    if setting.wan is None:
+        return [plain.model_copy(update={"name": "one-region"})]
+    found = [Strategy(name="flat", kind="flat", streams=streams), plain]
+    codecs: tuple[Literal["bf16", "int8", "int4"], ...] = ("bf16", "int8", "int4")
+    for codec in codecs:
+        if codec != "bf16" or setting.workload.gradient_bytes > 2:
+            found.append(plain.model_copy(update={"name": f"hierarchical-{codec}", "codec": codec}))
+    for steps, delayed in product(LOCAL_STEPS, (False, True)):
+        name = f"local-{steps}" + ("-delayed" if delayed else "")
+        # The delay itself is set where the sync's length is known, in predict; 1 marks it as delayed.
+        found.append(
+            Strategy(
+                name=name,
+                kind="local-steps",
+                codec="int8",
+                inner_steps=steps,
+                delay_steps=int(delayed),
+                streams=streams,
+            )
+        )
+    found += [Strategy(name=name, kind="sharded", streams=streams) for name in ZERO_STAGES]
+    found.append(Strategy(name="pipeline", kind="pipeline", streams=streams))
+    return found
+
+
+def risk(strategy: Strategy) -> int:
+    """Index into `RISKS`."""
+    if strategy.kind == "local-steps":
+        return 4 + sum(strategy.inner_steps > bound for bound in (20, 100))
+    return {"none": 0, "bf16": 1, "int8": 2, "int4": 3}[strategy.codec]
+
+
+def runs(strategy: Strategy) -> bool:
+    """Whether `isthmus.join` runs this kind; sharding and pipelines over regions are priced, not yet run."""
+    return strategy.kind in ("flat", "hierarchical", "local-steps")
+
+
+def over_all(strategy: Strategy) -> bool:
+    """Whether one copy of the training state spreads over all regions, instead of one in each."""
+    return strategy.kind in ("sharded", "pipeline")
+
+
+def whole_batch(workload: Workload, axes: Axes) -> Workload:
+    """`workload` with its batch rounded up to what `axes` divides; the padding is paid for as imbalance."""
+    slots = axes.dp * axes.micro_batch
+    if workload.sequences_per_step % slots == 0:
+        return workload
+    return replace(workload, sequences_per_step=ceil(workload.sequences_per_step / slots) * slots)
+
+
+def layouts(setting: Setting, strategy: Strategy) -> Iterator[Axes]:
+    """Layouts that `strategy` may take: tp inside a node, pp inside a region (over all for a pipeline), dp
+    the rest.
+
+    For strategies with a replica in each region, `Axes.dp` counts all regions' replicas; ZeRO stays inside a
+    region.
+    """
+    stages = _stage_counts(setting, strategy)
+    zeros = ZERO_STAGES.get(strategy.name, (0, 1) if strategy.kind == "pipeline" else (0, 1, 3))
+    for pp, tp, zero, micro, recompute in product(stages, DEGREES, zeros, (1, 2, 4, 8, 16), RECOMPUTE):
+        if tp > setting.node_gpus or any(
+            gpus % _grid(setting, strategy, tp, pp) for gpus in setting.region_gpus
+        ):
+            continue
+        axes = Axes(
+            dp=setting.gpus // (tp * pp), tp=tp, pp=pp, zero=zero, micro_batch=micro, recompute=recompute
+        )
+        if axes.dp * micro > setting.workload.sequences_per_step:
+            continue
+        try:
+            check_axes(whole_batch(setting.workload, axes), axes)
+        except InfeasibleError:
+            continue
+        yield axes
+
+
+def _stage_counts(setting: Setting, strategy: Strategy) -> list[int]:
+    layers, smallest = setting.workload.shape.layers, min(setting.region_gpus)
+    if strategy.name == "sharded-zero3":
+        return [1]
+    inside = [pp for pp in range(1, min(layers, smallest, 64) + 1) if smallest % pp == 0]
+    if strategy.kind != "pipeline":
+        return inside
+    if len(set(setting.region_gpus)) > 1:
+        return []
+    return [pp * setting.regions for pp in inside if pp * setting.regions <= layers]
+
+
+def _grid(setting: Setting, strategy: Strategy, tp: int, pp: int) -> int:
+    """GPUs of one region's part of one replica."""
+    return tp * pp // setting.regions if strategy.kind == "pipeline" else tp * pp

@@ -1,0 +1,91 @@
+"""What every candidate is weighed against: the fabric and workload, boiled down once."""
+
+from dataclasses import dataclass
+
+from isthmus.cost.collectives import Tier
+from isthmus.cost.efficiency import DEFAULT_MFU, MEMORY_RESERVE
+from isthmus.cost.paths import Wan, region_tiers, wan_pipe
+from isthmus.errors import InfeasibleError
+from isthmus.fabric import Fabric
+from isthmus.workload import Workload, mtp_parameter_count, parameter_count, state_bytes
+
+__all__ = ["Setting", "make_setting"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One question to the planner.
+
+    Attributes:
+        gpus: Of all regions.
+        region_gpus: Of each region, in the fabric's order.
+        node_gpus: GPUs that share the quickest wiring; bounds tensor parallelism.
+        gpu_memory_bytes: Of the smallest GPU.
+        dense_flop_per_s: Of the slowest GPU in the workload's precision.
+        mfu: Model FLOP utilisation inside one region.
+        mfu_source: Who says so.
+        parameters: Trained parameters.
+        tiers: Inside a region.
+        wan: Between regions; None for one region.
+    """
+
+    fabric: Fabric
+    workload: Workload
+    gpus: int
+    region_gpus: tuple[int, ...]
+    node_gpus: int
+    gpu_memory_bytes: float
+    dense_flop_per_s: float
+    mfu: float
+    mfu_source: str
+    parameters: int
+    tiers: tuple[Tier, ...]
+    wan: Wan | None
+
+    @property
+    def regions(self) -> int:
+        """Number of regions."""
+        return len(self.region_gpus)
+
+    @property
+    def usable_memory_bytes(self) -> float:
+        """What one GPU has for state and activations."""
+        return self.gpu_memory_bytes - MEMORY_RESERVE.value
+
+    @property
+    def state_bytes(self) -> float:
+        """Weights, gradients and optimizer of the whole model, once."""
+        return state_bytes(self.workload.shape, self.workload.precision, self.workload.gradient_bytes).total
+
+
+def make_setting(fabric: Fabric, workload: Workload) -> Setting:
+    """Boil down `fabric` and `workload`.
+
+    A synchronous step is paced by its slowest GPU, so mixed GPUs count with the least memory and the least
+    speed.
+
+    Raises:
+        InfeasibleError: A GPU has no peak in the workload's precision.
+    """
+    groups = [group for region in fabric.regions for group in region.groups]
+    for group in groups:
+        if workload.precision not in group.gpu.dense_flop_per_s:
+            known = ", ".join(group.gpu.dense_flop_per_s) or "none"
+            raise InfeasibleError(
+                f"{group.gpu.kind} has no {workload.precision} rate, which {workload.name} trains in",
+                f"precision: {group.gpu.kind} has {known}",
+            )
+    return Setting(
+        fabric=fabric,
+        workload=workload,
+        gpus=fabric.gpus,
+        region_gpus=tuple(region.gpus for region in fabric.regions),
+        node_gpus=min(min(group.gpus, group.in_node.domain) for group in groups),
+        gpu_memory_bytes=min(group.gpu.memory_bytes for group in groups),
+        dense_flop_per_s=min(group.gpu.dense_flop_per_s[workload.precision] for group in groups),
+        mfu=workload.mfu if workload.mfu is not None else DEFAULT_MFU.value,
+        mfu_source=workload.source if workload.mfu is not None else DEFAULT_MFU.source,
+        parameters=parameter_count(workload.shape) + mtp_parameter_count(workload.shape),
+        tiers=region_tiers(fabric),
+        wan=wan_pipe(fabric),
+    )
