@@ -14,11 +14,22 @@ from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic_core import ErrorDetails
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from yaml.reader import ReaderError
 
 from isthmus.errors import InputError, nearest
-from isthmus.units import BYTES, BYTES_PER_SECOND, FRACTION, METRES, SECONDS, WATTS, Unit, quantity
+from isthmus.units import (
+    BYTES,
+    BYTES_PER_SECOND,
+    FRACTION,
+    METRES,
+    SECONDS,
+    WATTS,
+    QuantityError,
+    Unit,
+    quantity,
+)
 
 __all__ = [
     "Count",
@@ -53,8 +64,8 @@ class Document(BaseModel):
     def _refuse_booleans_elsewhere(cls, value: object, info: ValidationInfo) -> object:
         annotation = cls.model_fields[info.field_name].annotation if info.field_name else None
         if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
-            raise ValueError(
-                f"found {_describe(value)}, a truth value; write numbers in digits and put text in quotes"
+            raise QuantityError(
+                f"found {_describe(value)}, a truth value", "write numbers in digits, put text in quotes"
             )
         return value
 
@@ -62,13 +73,17 @@ class Document(BaseModel):
 def _reader(unit: Unit) -> BeforeValidator:
     def read(value: object) -> object:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise ValueError(f"found {_describe(value)}, expected {unit.name} such as {unit.example!r}")
+            raise QuantityError(
+                f"found {_describe(value)}, expected {unit.name}", f"such as {unit.example!r}"
+            )
         if isinstance(value, str):
             return quantity(value, unit)
         if not isfinite(value):
-            raise ValueError(f"{value!r} is not a finite number; write {unit.name} such as {unit.example!r}")
+            raise QuantityError(
+                f"{value!r} is not a finite number", f"write {unit.name} such as {unit.example!r}"
+            )
         if unit is not FRACTION and value != 0:
-            raise ValueError(f"{value!r} has no unit; write {unit.name} such as {unit.example!r}")
+            raise QuantityError(f"{value!r} has no unit", f"write {unit.name} such as {unit.example!r}")
         return float(value)
 
     return BeforeValidator(read, json_schema_input_type=str | float if unit is FRACTION else str)
@@ -171,13 +186,7 @@ def _tree(text: str, source: str) -> tuple[Any, Lines]:
         _bound_nesting(text, source)
         root = yaml.compose(text, Loader=yaml.CSafeLoader)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        raise InputError(
-            f"{source}:{line}",
-            f"is not YAML: {error.problem or error.context}",
-            "check the indentation, colons and quotes near this line; indent with spaces, not tabs",
-        ) from None
+        raise _not_yaml(error, text, source) from None
     except ReaderError as error:
         raise InputError(
             f"{source}:{_line_of_control(text)}", f"is not YAML: {error.reason}", "is this a text file?"
@@ -185,6 +194,24 @@ def _tree(text: str, source: str) -> tuple[Any, Lines]:
     if root is None:
         return None, lines
     return _Builder(lines).build(root, (), ()), lines
+
+
+def _not_yaml(error: yaml.MarkedYAMLError, text: str, source: str) -> InputError:
+    mark = error.problem_mark or error.context_mark
+    problem = error.problem or error.context or "unreadable"
+    hint = "check the indentation, colons and quotes near this line"
+    if mark is None:
+        return InputError(source, f"is not YAML: {problem}", hint)
+    if (
+        mark.column < len(line := (text.splitlines() or [""])[min(mark.line, text.count("\n"))])
+        and line[mark.column] == "\t"
+    ):
+        problem, hint = "a tab is used to indent", "indent with spaces"
+    elif "another document" in problem:
+        problem, hint = "a second document begins", "keep one document in a file: remove the line '---'"
+    elif "undefined alias" in problem:
+        hint = "an alias *name needs an anchor &name before it; put text that begins with * in quotes"
+    return InputError(f"{source}:{mark.line + 1}", f"is not YAML: {problem}", hint)
 
 
 def _line_of_control(text: str) -> int:
@@ -203,7 +230,11 @@ def _bound_nesting(text: str, source: str) -> None:
             depth -= 1
         if depth > DEPTH_LIMIT:
             line = event.start_mark.line + 1 if event.start_mark else 1
-            raise InputError(f"{source}:{line}", f"is nested more than {DEPTH_LIMIT} deep")
+            raise InputError(
+                f"{source}:{line}",
+                f"is nested more than {DEPTH_LIMIT} deep",
+                "isthmus documents are at most a few levels deep; is this another file?",
+            )
 
 
 class _Builder:
@@ -258,7 +289,9 @@ class _Builder:
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, ScalarNode):
-                raise self.error(line, "a key must be a plain word")
+                raise self.error(
+                    line, "a key must be a plain word", "write key: value, the key without brackets or braces"
+                )
             key = key_node.value
             if key_node.tag == "tag:yaml.org,2002:merge":
                 raise self.error(line, "merge keys ('<<') are not read", "write the values out")
@@ -273,7 +306,7 @@ class _Builder:
         return result
 
     def scalar(self, node: ScalarNode, line: int) -> Any:
-        """A plain value; numbers only as people write them: octal 010 and base-60 1:30 are refused as traps."""
+        """A plain value; numbers only as people write them, not octal 010 or base-60 1:30."""
         if node.tag.endswith((":int", ":float")) and not fullmatch(_PLAIN_NUMBER, node.value):
             raise self.error(
                 line,
@@ -296,6 +329,7 @@ _PLAIN_NUMBER = (
 _PLAIN_KINDS = ("map", "seq", "str", "int", "float", "bool", "null", "timestamp")
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in _PLAIN_KINDS}
 _SIGNS = {"regions": "fabric", "wan": "fabric", "strategy": "plan", "prediction": "plan", "model": "workload"}
+_NAME_HINT = "use letters, digits, dots, hyphens and underscores"
 _EXPECTED = {
     "string_type": "text",
     "int_type": "a whole number",
@@ -328,28 +362,40 @@ def _explain(error: ValidationError, model: type[Document], data: dict[str, Any]
     if path and isinstance(path[-1], int):
         name = f"entry {path[-1] + 1} of {path[-2] if len(path) > 1 else 'the list'}"
     more = f" ({len(faults) - 1} more fault{'s' * (len(faults) > 2)} in this file)" if len(faults) > 1 else ""
-    found = _describe(_value_at(data, path))
+    said, hint = _fault_in_words(fault, name, _describe(_value_at(data, path)))
+    if fault["type"] == "extra_forbidden":
+        hint = _key_hint(model, path, data)
+    elif fault["type"] == "missing":
+        hint = f"every {_holder(path)} needs it"
+    return lines.error(path, said + more, hint or _field_hint(model, path))
+
+
+def _fault_in_words(fault: ErrorDetails, name: str, found: str) -> tuple[str, str]:
+    """What is wrong with the value called `name`, and a hint where the fault itself gives one."""
+    context, hint = fault.get("ctx", {}), ""
     match fault["type"]:
         case "extra_forbidden":
-            return lines.error(path, f"unknown key {_describe(name)}{more}", _key_hint(model, path))
+            said = f"unknown key {_describe(name)}"
         case "missing":
-            return lines.error(
-                path, f"the key {str(fault['loc'][-1])!r} is missing{more}", f"every {_holder(path)} needs it"
-            )
+            said = f"the key {str(fault['loc'][-1])!r} is missing"
         case "literal_error" | "enum":
-            expected = str(fault.get("ctx", {}).get("expected", ""))
-            choices = [word.strip("'\" ") for word in expected.replace(" or ", ", ").split(",")]
-            wrong = fault["input"]
-            return lines.error(
-                path,
-                f"{name}: found {found}, expected one of {', '.join(choices)}{more}",
-                nearest(wrong, choices) if isinstance(wrong, str) else "",
+            choices = [
+                word.strip("'\" ")
+                for word in str(context.get("expected", "")).replace(" or ", ", ").split(",")
+            ]
+            said, hint = (
+                f"{name}: found {found}, expected one of {', '.join(choices)}",
+                _near_choice(fault["input"], choices),
             )
         case "value_error":
-            return lines.error(path, f"{name}: {fault.get('ctx', {}).get('error')}{more}")
+            cause = context.get("error")
+            said = f"{name}: {cause.found if isinstance(cause, QuantityError) else cause}"
+            hint = cause.hint if isinstance(cause, QuantityError) else ""
         case kind:
-            wanted = _expectation(kind, fault.get("ctx", {}), fault["msg"])
-            return lines.error(path, f"{name}: found {found}, {wanted}{more}")
+            said = f"{name}: found {found}, {_expectation(kind, context, fault['msg'])}"
+            if fault["loc"][-1] == "[key]":
+                said, hint = f"the name {_describe(name)} is not allowed", _NAME_HINT
+    return said, hint
 
 
 def _expectation(kind: str, context: dict[str, Any], message: str) -> str:
@@ -360,7 +406,7 @@ def _expectation(kind: str, context: dict[str, Any], message: str) -> str:
         return f"expected {words} {context[key]:g}"
     match kind:
         case "string_pattern_mismatch":
-            return f"expected text of the form {context['pattern']}"
+            return f"expected text that matches {context['pattern']}"
         case "string_too_short" | "too_short":
             return f"expected at least {_amount(context['min_length'], kind == 'too_short')}"
         case "string_too_long" | "too_long":
@@ -369,18 +415,36 @@ def _expectation(kind: str, context: dict[str, Any], message: str) -> str:
             return message[0].lower() + message[1:]
 
 
+def _near_choice(wrong: object, choices: list[str]) -> str:
+    hint = nearest(wrong, choices) if isinstance(wrong, str) else ""
+    return hint if hint.startswith("did you mean") else ""
+
+
+def _field_hint(model: type[Document], path: Path_) -> str:
+    """What the key at `path` is for; where it holds keys of its own, which."""
+    last = max((index for index, part in enumerate(path) if isinstance(part, str)), default=None)
+    if last is None:
+        return ""
+    for candidate in _models_at(model, path[:last]):
+        for name, field in candidate.model_fields.items():
+            if path[last] == (field.alias or name):
+                return f"{path[last]}: {field.description}" if field.description else ""
+    return ""
+
+
 def _amount(number: int, listed: bool) -> str:
     one, many = ("entry", "entries") if listed else ("character", "characters")
     return f"{number} {one if number == 1 else many}"
 
 
-def _key_hint(model: type[Document], path: Path_) -> str:
+def _key_hint(model: type[Document], path: Path_, data: dict[str, Any]) -> str:
     """The nearest key; or, where the file is another kind of document, which one."""
     siblings = _fields_at(model, path[:-1])
-    word = str(path[-1])
-    if len(path) == 1 and word in _SIGNS and _SIGNS[word] != model.__name__.removesuffix("Document").lower():
-        return f"this looks like a {_SIGNS[word]}; expected the keys {', '.join(_names(model))}"
-    return nearest(word, siblings) if siblings else ""
+    own = model.__name__.removesuffix("Document").lower()
+    others = {_SIGNS[key] for key in data if key in _SIGNS and key not in siblings and _SIGNS[key] != own}
+    if len(path) == 1 and others:
+        return f"this looks like a {min(others)}; expected the keys {', '.join(_names(model))}"
+    return nearest(str(path[-1]), siblings) if siblings else ""
 
 
 def _path_in_file(loc: tuple[str | int, ...], lines: Lines) -> Path_:
@@ -413,9 +477,10 @@ def _describe(value: object) -> str:
         case int() if abs(value) >= 10**40:
             shown = "a number of more than 40 digits"
         case _:
-            shown = {"NoneType": "nothing", "dict": "keys and values", "list": "a list"}.get(
-                type(value).__name__, repr(value)
-            )
+            names = {"NoneType": "nothing", "dict": "keys and values", "list": "a list"}
+            empty = {"dict": "no keys", "list": "an empty list"}
+            kind = type(value).__name__
+            shown = (empty if not value else names).get(kind) or names.get(kind, repr(value))
     return shown
 
 
@@ -426,6 +491,10 @@ def _names(model: type[BaseModel]) -> list[str]:
 
 def _fields_at(model: type[BaseModel], path: Path_) -> list[str]:
     """Keys allowed in the mapping at `path` of a document of type `model`."""
+    return sorted({name for candidate in _models_at(model, path) for name in _names(candidate)})
+
+
+def _models_at(model: type[BaseModel], path: Path_) -> list[type[BaseModel]]:
     candidates: list[type[BaseModel]] = [model]
     for part in path:
         deeper: list[type[BaseModel]] = []
@@ -434,7 +503,7 @@ def _fields_at(model: type[BaseModel], path: Path_) -> list[str]:
                 if part == (field.alias or name):
                     deeper += _models_in(field.annotation)
         candidates = deeper or candidates  # an index or a free key (a region's name) stays on the same models
-    return sorted({name for candidate in candidates for name in _names(candidate)})
+    return candidates
 
 
 def _models_in(annotation: object) -> list[type[BaseModel]]:

@@ -16,6 +16,7 @@ __all__ = [
     "METRES",
     "SECONDS",
     "WATTS",
+    "QuantityError",
     "Unit",
     "quantity",
     "show_bytes",
@@ -81,23 +82,45 @@ WATTS = Unit("a power", _prefixed("W", 1.0, "kKMG"), "10.2 kW")
 FRACTION = Unit("a fraction", {"": 1.0, "%": 1e-2}, "0.1%")
 
 
+class QuantityError(ValueError):
+    """Text that is not a quantity of the unit asked for; `hint` says what to write."""
+
+    def __init__(self, found: str, hint: str) -> None:
+        super().__init__(f"{found} ({hint})")
+        self.found, self.hint = found, hint
+
+
 def quantity(text: str, unit: Unit) -> float:
     """Read `text`, such as `31.2ms` or `80 Gb/s`, as a number of SI units.
 
     Raises:
-        ValueError: The text has no number, no unit, or a unit of another kind; the message says which.
+        QuantityError: The text has no number, no unit, or a unit of another kind.
     """
     match = _NUMBER.match(text)
     if match is None:
-        raise ValueError(f"{text!r} is not {unit.name} (e.g. {unit.example!r})")
+        raise QuantityError(
+            f"{_short(text)} is not {unit.name}", f"write {unit.name} such as {unit.example!r}"
+        )
     number, suffix = float(match[1].replace("_", "")), match[2] or ""
     if suffix not in unit.factors:
-        what = f"has no known unit: {suffix!r}" if suffix else "has no unit"
-        known = ", ".join(name for name in unit.factors if name)
-        raise ValueError(f"{text!r} {what}; {unit.name} takes one of {known} (e.g. {unit.example!r})")
+        what = f"has no known unit: {_short(suffix)}" if suffix else "has no unit"
+        raise QuantityError(f"{_short(text)} {what}", _unit_hint(suffix, unit))
     if not isfinite(number):
-        raise ValueError(f"{text!r} is too large to be {unit.name} (e.g. {unit.example!r})")
+        raise QuantityError(f"{_short(text)} is too large", f"write {unit.name} such as {unit.example!r}")
     return number * unit.factors[suffix]
+
+
+def _unit_hint(suffix: str, unit: Unit) -> str:
+    """The unit that was probably meant: right letters in the wrong case, else an example."""
+    meant = [spelling for spelling in unit.factors if spelling and spelling.lower() == suffix.lower()]
+    if meant:
+        case = " (b is a bit, B a byte)" if unit is BYTES_PER_SECOND else ""
+        return f"did you mean {' or '.join(meant)}?{case}"
+    return f"write {unit.name} such as {unit.example!r}"
+
+
+def _short(text: str) -> str:
+    return repr(text) if len(text) < 80 else repr(text[:77]) + "..."
 
 
 def show_seconds(seconds: float) -> str:

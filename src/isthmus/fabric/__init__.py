@@ -1,9 +1,10 @@
 """The fabric: regions of identical nodes, the network in each, and the WAN that joins them.
 
-`read_fabric` turns a file into the resolved `Fabric` that every other room uses; the catalogue of hardware
-and cities, and the shapes of nodes and networks, stand beside it.
+`read_fabric` turns a file into the resolved `Fabric` that every other room uses; `levels` are the tiers a
+collective sees, `check_fabric` says what is wrong. The catalogue and the shapes stand beside.
 """
 
+from isthmus.fabric.checks import check_fabric, check_text
 from isthmus.fabric.entries import (
     Entry,
     Figure,
@@ -13,9 +14,12 @@ from isthmus.fabric.entries import (
     gpu,
     kinds,
     nic,
+    number,
     pcie_rate_bytes_per_s,
     sources,
 )
+from isthmus.fabric.finding import Finding
+from isthmus.fabric.levels import levels, region_layout, wan_routes
 from isthmus.fabric.model import Fabric, Gpu, InNode, Level, Network, Nic, NodeGroup, Region, WanLink
 from isthmus.fabric.places import fibre_rtt_s, great_circle_m, rtt_floor_s
 from isthmus.fabric.read import parse_fabric, read_fabric
@@ -24,6 +28,7 @@ __all__ = [
     "Entry",
     "Fabric",
     "Figure",
+    "Finding",
     "Gpu",
     "InNode",
     "Level",
@@ -33,16 +38,22 @@ __all__ = [
     "Region",
     "Source",
     "WanLink",
+    "check_fabric",
+    "check_text",
     "entries",
     "entry",
     "fibre_rtt_s",
     "gpu",
     "great_circle_m",
     "kinds",
+    "levels",
     "nic",
+    "number",
     "parse_fabric",
     "pcie_rate_bytes_per_s",
     "read_fabric",
+    "region_layout",
     "rtt_floor_s",
     "sources",
+    "wan_routes",
 ]

@@ -43,7 +43,7 @@ class NicsEntry(Document):
 class NodesEntry(Document):
     """A group of identical nodes."""
 
-    count: Some
+    count: Some = Field(description="Nodes of this kind in the region, such as 2.")
     kind: str = Field(description="Catalogue name of the node, such as hgx-h100 (isthmus catalog nodes).")
     gpu: str | None = Field(default=None, description="GPU in place of the node kind's own.")
     gpus: Annotated[Count, Field(ge=1, le=1024)] | None = Field(default=None, description="GPUs a node.")
@@ -56,13 +56,13 @@ class CableEntry(Document):
     """Cables of one kind and length in a region's network."""
 
     kind: str = Field(description="Catalogue name, such as passive-copper (isthmus catalog cables).")
-    length: Annotated[LengthM, Field(gt=0, le=1e7)]
+    length: Annotated[LengthM, Field(gt=0, le=1e7, description="Such as 3 m.")]
 
 
 class NetworkEntry(Document):
     """The network between the nodes of a region."""
 
-    kind: NetworkKind
+    kind: NetworkKind = Field(description="What runs on the wire.")
     rate: PositiveRate | None = Field(
         default=None, description="One port, per direction; the slowest adapter's rate if left out."
     )
@@ -78,28 +78,41 @@ class NetworkEntry(Document):
         default=1.0, description="Down-links over up-links of a leaf."
     )
     rail_optimised: bool = Field(default=True, description="Adapter i of every node hangs on the same leaf.")
-    cables: Annotated[list[CableEntry], Field(default_factory=list)]
+    cables: list[CableEntry] = Field(
+        default_factory=list[CableEntry], description="Such as [{kind: passive-copper, length: 3 m}]."
+    )
 
 
 class RegionEntry(Document):
     """One site."""
 
     city: str | None = Field(default=None, description="Where it stands (isthmus catalog cities).")
-    nodes: Annotated[list[NodesEntry], Field(min_length=1)]
+    nodes: Annotated[list[NodesEntry], Field(min_length=1)] = Field(
+        description="Groups of identical nodes, such as [{count: 2, kind: hgx-h100}]."
+    )
     network: NetworkEntry | None = Field(
-        default=None, description="May be left out for a region of one node."
+        default=None,
+        description="Such as {kind: infiniband, rate: 400 Gb/s}; may be left out for a region of one node.",
     )
 
 
 class WanEntry(Document):
     """A link between two regions, the same both ways."""
 
-    between: Annotated[list[str], Field(min_length=2, max_length=2)]
-    rate: PositiveRate = Field(description="IP bytes per direction that the contract or circuit carries.")
-    rtt: Annotated[TimeS, Field(gt=0, le=10)] = Field(description="Round trip of the idle link.")
-    jitter: Annotated[TimeS, Field(ge=0, le=10)] = 0.0
-    loss: Share = Field(default=0.0, description="Share of 1,500-byte packets lost, one way.")
-    transport: Transport = "tcp"
+    between: Annotated[list[str], Field(min_length=2, max_length=2)] = Field(
+        description="Names of the two regions, such as [west, east]."
+    )
+    rate: PositiveRate = Field(description="IP bytes per direction that the line carries, such as 100 Gb/s.")
+    rtt: Annotated[TimeS, Field(gt=0, le=10)] = Field(
+        description="Round trip of the idle link, such as 18 ms."
+    )
+    jitter: Annotated[TimeS, Field(ge=0, le=10)] = Field(
+        default=0.0, description="Peak deviation of the one-way delay, such as 1 ms."
+    )
+    loss: Share = Field(
+        default=0.0, description="Share of 1,500-byte packets lost, one way: from 0 to below 1, or in %."
+    )
+    transport: Transport = Field(default="tcp", description="What crosses the link: tcp or rdma.")
     queue: Annotated[SizeBytes, Field(gt=0)] | None = Field(
         default=None, description="Buffer before the bottleneck; one BDP if left out."
     )
@@ -112,6 +125,13 @@ class WanEntry(Document):
 class FabricDocument(Document):
     """Regions and the WAN that joins them."""
 
-    name: Annotated[str, Field(min_length=1, max_length=200)]
-    regions: Annotated[dict[Name, RegionEntry], Field(min_length=1, max_length=64)]
-    wan: Annotated[list[WanEntry], Field(default_factory=list)]
+    name: Annotated[str, Field(min_length=1, max_length=200)] = Field(
+        description="A title, in quotes where it is a number or yes or no."
+    )
+    regions: Annotated[dict[Name, RegionEntry], Field(min_length=1, max_length=64)] = Field(
+        description="Name of each region, and under it nodes, network and city."
+    )
+    wan: list[WanEntry] = Field(
+        default_factory=list[WanEntry],
+        description="Links, such as - {between: [west, east], rate: 100 Gb/s, rtt: 18 ms}.",
+    )

@@ -1,4 +1,4 @@
-"""The catalogue: hardware figures as data, each with its unit, what it counts for, its sources and their status.
+"""The catalogue: hardware figures as data, each with its unit, what it counts for, and its sources.
 
 The YAML files stand in the folder `catalogue`, one a kind. A mapping with `value` is a figure; anything
 else is a word about the entry. Figures keep the units their sources use; `Figure.number` is SI.

@@ -194,7 +194,7 @@ def _network_levels(region: Region, spanned: int) -> list[Level]:
 
 
 def _wan_level(fabric: Fabric) -> Level:
-    """Regions joined: each sends its share to every other on their own link, or over others where it has none.
+    """Regions joined: each sends its share to every other on their own link, or over others.
 
     The uplink of a region is (R - 1) times the slowest link where every pair is joined, else the slowest
     link, and never more than the region's adapters carry.

@@ -64,7 +64,11 @@ def _region(name: str, region: RegionEntry, lines: Lines) -> Region:
     city = None
     if region.city is not None:
         if city_key(region.city) not in entries("cities"):
-            _look_up("cities", city_key(region.city), (*path, "city"), lines)
+            raise lines.error(
+                (*path, "city"),
+                f"unknown city {region.city!r}",
+                nearest(region.city, [place.words["name"] for place in entries("cities").values()]),
+            )
         city = entries("cities")[city_key(region.city)].words["name"]
     groups = tuple(_group(group, (*path, "nodes", index), lines) for index, group in enumerate(region.nodes))
     return Region(name=name, city=city, groups=groups, network=_network(region, groups, path, lines))

@@ -174,7 +174,7 @@ def torus_dimensions(nodes: int, axes: int = 3) -> tuple[int, ...]:
 
 
 def _clos(shape: NetworkShape, nodes: int, adapters: int, switching: Switching) -> Layout:
-    """Leaves in groups, one leaf a rail, or each holding whole nodes; a leaf reaches all its pod's spines alike.
+    """Leaves in groups, one leaf a rail, or each holding whole nodes; a leaf reaches its pod's spines alike.
 
     Spines: the least divisor of a leaf's up ports that has ports enough for every leaf, so that none is
     favoured. Cores: as many as the up ports of all pods fill.
