@@ -74,9 +74,10 @@ def test_an_expert_block_keeps_what_its_visited_experts_would() -> None:
 
 
 def test_deepseek_blocks_by_hand() -> None:
-    # Elements per token: two norms' inputs and the projections' input 3 h, both latents before and after their
-    # norm and the shared rotary key, queries and keys of 192 and values and outputs of 128 for each of 128 heads;
-    # a dense feed-forward h + 3 x 18432; an expert one h + 8 x (2 h + 3 x 2048) + 3 x 2048 and 256 fp32 scores.
+    # Elements per token: two norms' inputs and the projections' input 3 h, both latents before and after
+    # their norm and the shared rotary key, queries and keys of 192 and values and outputs of 128 for each of
+    # 128 heads; a dense feed-forward h + 3 x 18432; an expert one h + 8 x (2 h + 3 x 2048) + 3 x 2048 and 256
+    # fp32 scores.
     h = 7168
     attention = 3 * h + 2 * (1536 + 512) + 64 + 128 * (2 * 192 + 2 * 128)
     dense = 2 * (attention + h + 3 * 18432) + 4 * 128

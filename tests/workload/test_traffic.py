@@ -126,7 +126,8 @@ def test_expert_parallelism_dispatches_every_token_to_its_experts_and_back() -> 
 
 
 def test_tensor_parallel_experts_gather_every_dispatched_copy_of_a_token() -> None:
-    # With ep each block's expert half moves two copies of s h, its attention half one; without ep both move one.
+    # With ep each block's expert half moves two copies of s h, its attention half one; without ep both move
+    # one.
     workload = read_workload("mixtral-8x7b")
     split, whole = (sent(workload, Axes(dp=8, tp=2, ep=ep), "tp") for ep in (8, 1))
     assert split == pytest.approx(1.5 * whole, rel=1e-12)
