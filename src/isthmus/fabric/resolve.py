@@ -145,7 +145,7 @@ def _in_node(given: NodesEntry, node: Entry, device: Gpu, path: Path_, lines: Li
             "write wiring: pcie, or name another GPU",
         )
     reduces = kind == "nvswitch" and any(
-        chip.words["nvlink"] == str(device.fabric_generation) and chip.words["reduces"] == "true"
+        chip.words["nvlink"] == str(device.fabric_generation) and chip.words["reduces"].lower() == "true"
         for chip in entries("nvswitch").values()
     )
     return InNode(
