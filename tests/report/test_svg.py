@@ -1,3 +1,4 @@
+import itertools
 import math
 from xml.etree import ElementTree
 
@@ -27,7 +28,7 @@ def test_ticks_are_inside_even_and_about_as_many_as_asked(low: float, span: floa
     found = ticks(low, low + span, count)
     slack = 1e-6 * span + 1e-9 * abs(low)
     assert all(low - slack <= tick <= low + span + slack for tick in found)
-    gaps = [b - a for a, b in zip(found, found[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(found)]
     assert all(math.isclose(gap, gaps[0], rel_tol=1e-3, abs_tol=slack) for gap in gaps)
     assert len(found) <= count + 1
     # The step is at most 2.5 times the one asked for (1 to 2, 2 to 2.5, 2.5 to 5, 5 to 10).
@@ -59,7 +60,7 @@ def test_labels_spread_apart_in_order_and_inside(wanted: list[float]) -> None:
     placed = spread(wanted, 15, 0, 200)
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
     in_order = [placed[index] for index in order]
-    assert all(b - a >= 15 - 1e-6 for a, b in zip(in_order, in_order[1:], strict=False))
+    assert all(b - a >= 15 - 1e-6 for a, b in itertools.pairwise(in_order))
     assert min(placed) >= -1e-6
     assert max(placed) <= 200 + 1e-6
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from isthmus.report.results import Tried
 from isthmus.report.svg import (
+    BOLD,
     HUES,
     Drawing,
     Scale,
@@ -39,12 +40,7 @@ def hue(index: int) -> str:
 
 def diamond(x: float, y: float, title: str) -> Svg:
     """The mark of a prediction."""
-    return tag(
-        "path",
-        tag("title", words(title)),
-        d=f"M{x:.1f} {y - 5.5:.1f}l5.5 5.5l-5.5 5.5l-5.5 -5.5z",
-        class_="predicted",
-    )
+    return tag("path", tag("title", words(title)), d=f"M{x:.1f} {y - 5.5:.1f}l5.5 5.5l-5.5 5.5l-5.5 -5.5z", class_="predicted")
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
@@ -64,12 +60,11 @@ def _rows(tried: Sequence[Tried], width: float, row: float) -> tuple[float, list
     """Left edge of the plot, and the strategies' names: beside their rows, or above where it is narrow."""
     if width < NARROW:
         return 10.0, [
-            label(0, 16 + row * i, fit(one.name, width - 70, 13), f"{hue(i)} own strong")
-            for i, one in enumerate(tried)
+            label(0, 16 + row * i, fit(one.name, width - 70, 13 * BOLD), f"{hue(i)} own strong") for i, one in enumerate(tried)
         ]
-    left = min(max(text_width_px(one.name, 13) for one in tried) + 16, 170.0)
+    left = min(max(text_width_px(one.name, 13 * BOLD) for one in tried) + 16, 170.0)
     return left, [
-        label(left - 14, 4 + row * (i + 0.5), fit(one.name, left - 16, 13), f"{hue(i)} own strong", "end")
+        label(left - 14, 4 + row * (i + 0.5), fit(one.name, left - 14, 13 * BOLD), f"{hue(i)} own strong", "end")
         for i, one in enumerate(tried)
     ]
 
@@ -100,10 +95,7 @@ def step_time_svg(tried: Sequence[Tried], *, width_px: float, ident: str) -> Svg
     axis: list[Svg] = []
     for value in log_ticks(low * factor, high * factor, 4 if narrow else 6):
         at = x(value / factor)
-        axis += [
-            line(at, 4, at, bottom, "grid"),
-            label(at, bottom + 16, plain(value), "muted small", "middle"),
-        ]
+        axis += [line(at, 4, at, bottom, "grid"), label(at, bottom + 16, plain(value), "muted small", "middle")]
     axis += [
         line(x.start, bottom, x.end, bottom, "axis"),
         label(x.end, bottom + 34, f"step time ({unit}, logarithmic)", "muted small", "end"),
@@ -112,20 +104,12 @@ def step_time_svg(tried: Sequence[Tried], *, width_px: float, ident: str) -> Svg
         y = row * (index + 0.5) + (12 if narrow else 0)
         shapes.append(_step_row(one, x, y, hue(index)))
         at = (width_px, y - 25) if narrow else (width_px, y + 4)
-        shapes.append(
-            label(*at, f"{one.ratio:.2f}×", "ink small" if 0.8 <= one.ratio <= 1.2 else "warn small", "end")
-        )
+        shapes.append(label(*at, f"{one.ratio:.2f}×", "ink small" if 0.8 <= one.ratio <= 1.2 else "warn small", "end"))
     said = ", ".join(
-        f"{one.name} predicted {show_seconds(one.predicted.step_s)},"
-        f" measured {show_seconds(one.measured.step_s)}"
+        f"{one.name} predicted {show_seconds(one.predicted.step_s)}, measured {show_seconds(one.measured.step_s)}"
         for one in tried
     )
-    return drawing(
-        Drawing(ident, "Predicted against measured step time", f"{said}."),
-        (width_px, bottom + 40),
-        *axis,
-        *shapes,
-    )
+    return drawing(Drawing(ident, "Predicted against measured step time", f"{said}."), (width_px, bottom + 40), *axis, *shapes)
 
 
 def _step_row(one: Tried, x: Scale, y: float, class_: str) -> Svg:
@@ -135,21 +119,9 @@ def _step_row(one: Tried, x: Scale, y: float, class_: str) -> Svg:
     if len(repeats) > 1:
         shapes.append(line(x(min(repeats)), y, x(max(repeats)), y, "spread"))
     shapes += [
-        tag(
-            "circle",
-            tag("title", words(f"one repeat: {show_seconds(t)}")),
-            cx=x(t),
-            cy=y,
-            r=3,
-            class_="repeat",
-        )
-        for t in repeats
+        tag("circle", tag("title", words(f"one repeat: {show_seconds(t)}")), cx=x(t), cy=y, r=3, class_="repeat") for t in repeats
     ]
-    shapes.append(
-        rectangle(
-            (x(step_s) - 1.75, y - 11, 3.5, 22), "solid", 1, f"measured (median): {show_seconds(step_s)}"
-        )
-    )
+    shapes.append(rectangle((x(step_s) - 1.75, y - 11, 3.5, 22), "solid", 1, f"measured (median): {show_seconds(step_s)}"))
     if one.predicted.step_s > 0:
         shapes.append(diamond(x(one.predicted.step_s), y, f"predicted: {show_seconds(one.predicted.step_s)}"))
     return tag("g", *shapes, class_=class_)
@@ -169,16 +141,11 @@ def utilisation_svg(tried: Sequence[Tried], *, width_px: float, ident: str) -> S
             line(x(value), 4, x(value), bottom, "grid"),
             label(x(value), bottom + 16, f"{100 * value:.3g}", "muted small", "middle"),
         ]
-    axis += [
-        line(x.start, 4, x.start, bottom, "axis"),
-        label(x.end, bottom + 34, "utilisation (%)", "muted small", "end"),
-    ]
+    axis += [line(x.start, 4, x.start, bottom, "axis"), label(x.end, bottom + 34, "utilisation (%)", "muted small", "end")]
     for index, one in enumerate(tried):
         y, used = row * (index + 0.5) + (12 if narrow else 0), one.measured.utilisation
         shown = _share(used)
-        bar = rectangle(
-            (x.start, y - 10, x(used or 0.0) - x.start, 20), "bar", 3, f"{one.name}: measured {shown}"
-        )
+        bar = rectangle((x.start, y - 10, x(used or 0.0) - x.start, 20), "bar", 3, f"{one.name}: measured {shown}")
         shapes.append(
             tag(
                 "g",
@@ -188,13 +155,7 @@ def utilisation_svg(tried: Sequence[Tried], *, width_px: float, ident: str) -> S
             )
         )
         shapes.append(
-            label(
-                width_px,
-                y - 25 if narrow else y + 4,
-                shown,
-                "ink small" if used is not None else "muted small",
-                "end",
-            )
+            label(width_px, y - 25 if narrow else y + 4, shown, "ink small" if used is not None else "muted small", "end")
         )
     said = ", ".join(f"{one.name} {_share(one.measured.utilisation)}" for one in tried)
     about = Drawing(ident, "Utilisation", f"Measured: {said}.")

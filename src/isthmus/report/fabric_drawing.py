@@ -8,7 +8,7 @@ other, brackets on the right, and each link's words in a list underneath.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from isthmus.report.svg import Drawing, Svg, drawing, fit, label, line, rectangle, tag, words
+from isthmus.report.svg import BOLD, Drawing, Svg, drawing, fit, label, line, rectangle, tag, words
 from isthmus.units import show_rate, show_seconds
 
 __all__ = ["DrawnLink", "DrawnRegion", "fabric_svg"]
@@ -61,9 +61,7 @@ class Box:
         return self.x + self.width / 2
 
 
-def fabric_svg(
-    regions: Sequence[DrawnRegion], links: Sequence[DrawnLink], *, width_px: float, ident: str
-) -> Svg:
+def fabric_svg(regions: Sequence[DrawnRegion], links: Sequence[DrawnLink], *, width_px: float, ident: str) -> Svg:
     """Draw `regions` and the WAN `links` between them, laid out for `width_px`.
 
     Args:
@@ -81,27 +79,18 @@ def fabric_svg(
 def _description(regions: Sequence[DrawnRegion], links: Sequence[DrawnLink]) -> str:
     parts = [f"{region.name}: {_size(region)}, {_network(region)}" for region in regions]
     parts += [
-        f"{link.between[0]} to {link.between[1]}: {link.figures}" + (f" ({link.note})" if link.note else "")
-        for link in links
+        f"{link.between[0]} to {link.between[1]}: {link.figures}" + (f" ({link.note})" if link.note else "") for link in links
     ]
     return "; ".join(parts) + "."
 
 
 def _size(region: DrawnRegion) -> str:
     kind = f" · {region.gpu_kind}" if region.gpu_kind else ""
-    return (
-        f"{region.nodes} node{'s' * (region.nodes != 1)} · {region.gpus} GPU{'s' * (region.gpus != 1)}{kind}"
-    )
+    return f"{region.nodes} node{'s' * (region.nodes != 1)} · {region.gpus} GPU{'s' * (region.gpus != 1)}{kind}"
 
 
 def _network(region: DrawnRegion) -> str:
-    spelt = {
-        "infiniband": "InfiniBand",
-        "roce": "RoCE",
-        "ethernet": "Ethernet",
-        "efa": "EFA",
-        "slingshot": "Slingshot",
-    }
+    spelt = {"infiniband": "InfiniBand", "roce": "RoCE", "ethernet": "Ethernet", "efa": "EFA", "slingshot": "Slingshot"}
     if not region.network_kind or region.nodes == 1:
         return "one node, no network between nodes" if region.nodes == 1 else "network not stated"
     rate = f" {show_rate(region.network_rate_bytes_per_s)} a port" if region.network_rate_bytes_per_s else ""
@@ -113,10 +102,7 @@ def _row(about: Drawing, regions: Sequence[DrawnRegion], links: Sequence[DrawnLi
     gap = 250.0 if count == 2 and len(links) == 1 else 22.0
     box_width = min((width - 2 - gap * (count - 1)) / count, 320.0)
     left = (width - box_width * count - gap * (count - 1)) / 2
-    boxes = {
-        region.name: Box(left + index * (box_width + gap), 1.0, box_width)
-        for index, region in enumerate(regions)
-    }
+    boxes = {region.name: Box(left + index * (box_width + gap), 1.0, box_width) for index, region in enumerate(regions)}
     shapes = [_region(region, boxes[region.name]) for region in regions]
     if count == 2 and len(links) == 1:
         return drawing(about, (width, BOX_HEIGHT + 2), *shapes, _straight(links[0], boxes))
@@ -136,7 +122,7 @@ def _straight(link: DrawnLink, boxes: dict[str, Box]) -> Svg:
         line(start, y, end, y, "wan"),
         _dot(start, y),
         _dot(end, y),
-        label(middle, y - 14, fit(link.figures, room, 14), "ink strong", "middle"),
+        label(middle, y - 14, fit(link.figures, room, 14 * BOLD), "ink strong", "middle"),
         label(middle, y - 34, "WAN", "muted small", "middle"),
         label(middle, y + 24, fit(link.note, room, 12), "muted small", "middle"),
     )
@@ -153,11 +139,7 @@ def _bracket_rows(links: Sequence[DrawnLink], names: Sequence[str]) -> list[int]
     rows = [0] * len(links)
     for index in sorted(range(len(links)), key=lambda i: (spans[i][1] - spans[i][0], spans[i])):
         low, high = spans[index]
-        free = (
-            row
-            for row, others in enumerate(taken)
-            if all(high <= other[0] or other[1] <= low for other in others)
-        )
+        free = (row for row, others in enumerate(taken) if all(high <= other[0] or other[1] <= low for other in others))
         rows[index] = next(free, len(taken))
         if rows[index] == len(taken):
             taken.append([])
@@ -180,10 +162,10 @@ def _feet(link: DrawnLink, boxes: dict[str, Box], row: int) -> tuple[float, floa
 
 def _bracket_words(link: DrawnLink, boxes: dict[str, Box], row: int) -> Svg:
     start, end = _feet(link, boxes, row)
-    y, middle, room = BOX_HEIGHT + 24 + LINK_ROW * row, (start + end) / 2, end - start - 12
+    y, middle, room = BOX_HEIGHT + 24 + LINK_ROW * row, (start + end) / 2, end - start + 30
     return tag(
         "g",
-        label(middle, y + 18, fit(link.figures, room, 13), "ink strong halo", "middle"),
+        label(middle, y + 18, fit(link.figures, room, 13 * BOLD), "ink strong halo", "middle"),
         label(middle, y + 34, fit(link.note, room, 12), "muted small halo", "middle"),
     )
 
@@ -192,10 +174,7 @@ def _column(about: Drawing, regions: Sequence[DrawnRegion], links: Sequence[Draw
     gap, lane = 16.0, 24.0
     rows = _bracket_rows(links, [region.name for region in regions])
     edge = min(width - lane * (max(rows, default=0) + 1), 420.0)
-    boxes = {
-        region.name: Box(1.0, 1 + index * (BOX_HEIGHT + gap), edge - 1)
-        for index, region in enumerate(regions)
-    }
+    boxes = {region.name: Box(1.0, 1 + index * (BOX_HEIGHT + gap), edge - 1) for index, region in enumerate(regions)}
     shapes = [_region(region, boxes[region.name]) for region in regions]
     bottom = 1 + len(regions) * (BOX_HEIGHT + gap) - gap
     for index, (link, row) in enumerate(zip(links, rows, strict=True)):
@@ -205,8 +184,8 @@ def _column(about: Drawing, regions: Sequence[DrawnRegion], links: Sequence[Draw
         shapes += [tag("path", d=path, class_="wan"), _dot(edge, start), _dot(edge, end)]
         if len(links) > 1:
             shapes.append(_badge(x, (start + end) / 2, index))
-        shapes.append(_link_words(link, bottom + 24 + 46 * index, width, index if len(links) > 1 else None))
-    return drawing(about, (width, bottom + 46 * len(links) + 12), *shapes)
+        shapes.append(_link_words(link, bottom + 24 + 62 * index, width, index if len(links) > 1 else None))
+    return drawing(about, (width, bottom + 62 * len(links) + 8), *shapes)
 
 
 def _badge(x: float, y: float, index: int) -> Svg:
@@ -222,8 +201,9 @@ def _link_words(link: DrawnLink, y: float, width: float, index: int | None) -> S
     return tag(
         "g",
         badge,
-        label(left, y, fit(f"{names}: {link.figures}", width - left, 13), "ink strong"),
-        label(left, y + 18, fit(link.note, width - left, 12), "muted small"),
+        label(left, y, fit(names, width - left, 13), "ink"),
+        label(left, y + 18, fit(link.figures, width - left, 13 * BOLD), "ink strong"),
+        label(left, y + 35, fit(link.note, width - left, 12), "muted small"),
     )
 
 
@@ -235,7 +215,7 @@ def _region(region: DrawnRegion, box: Box) -> Svg:
         "g",
         tag("title", words(f"{region.name}: {_size(region)}")),
         rectangle((box.x, box.y, box.width, BOX_HEIGHT - 1), "box", 10),
-        label(box.x + 14, box.y + 26, fit(region.name, room * (0.6 if place else 1), 15), "ink head"),
+        label(box.x + 14, box.y + 26, fit(region.name, room * (0.6 if place else 1), 15 * BOLD), "ink head"),
         label(box.x + box.width - 14, box.y + 26, fit(place, room * 0.38, 12), "muted small", "end"),
         label(box.x + 14, box.y + 46, fit(_size(region), room, 12), "muted small"),
         *_nodes(region, box, bus),
@@ -261,13 +241,9 @@ def _nodes(region: DrawnRegion, box: Box, bus: float) -> list[Svg]:
         columns = min(max(each, 1), 4)
         offset = (40 - columns * 9 + 2) / 2
         shapes += [
-            rectangle(
-                (x + offset + 9 * (gpu % 4), y + (7 if each > 4 else 12) + 11 * (gpu // 4), 7, 8), "gpu", 1.5
-            )
+            rectangle((x + offset + 9 * (gpu % 4), y + (7 if each > 4 else 12) + 11 * (gpu // 4), 7, 8), "gpu", 1.5)
             for gpu in range(min(each, 8))
         ]
     if drawn < region.nodes:
-        shapes.append(
-            label(box.x + 14 + drawn * cell + 2, bus - 29, f"+ {region.nodes - drawn}", "muted small")
-        )
+        shapes.append(label(box.x + 14 + drawn * cell + 2, bus - 29, f"+ {region.nodes - drawn}", "muted small"))
     return shapes

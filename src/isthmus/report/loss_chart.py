@@ -8,20 +8,7 @@ from collections.abc import Callable, Sequence
 
 from isthmus.report.charts import NARROW, hue, plain
 from isthmus.report.results import Tried
-from isthmus.report.svg import (
-    Drawing,
-    Scale,
-    Svg,
-    drawing,
-    fit,
-    label,
-    line,
-    spread,
-    tag,
-    text_width_px,
-    ticks,
-    words,
-)
+from isthmus.report.svg import Drawing, Scale, Svg, drawing, fit, label, line, spread, tag, text_width_px, ticks, words
 
 __all__ = ["loss_svg"]
 
@@ -31,12 +18,7 @@ Curve = list[tuple[float, float]]
 
 
 def loss_svg(
-    tried: Sequence[Tried],
-    *,
-    against: Callable[[Tried, float], float],
-    unit: str,
-    width_px: float,
-    ident: str,
+    tried: Sequence[Tried], *, against: Callable[[Tried, float], float], unit: str, width_px: float, ident: str
 ) -> Svg | None:
     """Loss of every strategy against `against(strategy, tokens)`, in `unit`; None where no loss is known.
 
@@ -116,12 +98,7 @@ def _legend(tried: Sequence[Tried], indices: Sequence[int], width: float) -> tup
         shapes.append(
             tag(
                 "g",
-                tag(
-                    "polyline",
-                    points=f"{x:.1f},{y - 4} {x + 24:.1f},{y - 4}",
-                    class_="curve",
-                    stroke_dasharray=dash,
-                ),
+                tag("polyline", points=f"{x:.1f},{y - 4} {x + 24:.1f},{y - 4}", class_="curve", stroke_dasharray=dash),
                 label(x + 30, y, name, "own small"),
                 class_=hue(index),
             )
@@ -142,12 +119,6 @@ def _grid(x: Scale, y: Scale, counts: tuple[int, int]) -> list[Svg]:
     for value in ticks(x.low, x.high, counts[0]):
         shapes += [
             line(x(value), y.start, x(value), y.start + 4, "axis"),
-            label(
-                x(value),
-                y.start + 18,
-                plain(round(value * factor, 9)) + suffix * (value != 0),
-                "muted small",
-                "middle",
-            ),
+            label(x(value), y.start + 18, plain(round(value * factor, 9)) + suffix * (value != 0), "muted small", "middle"),
         ]
     return [*shapes, line(x.start, y.start, x.end, y.start, "axis")]

@@ -240,7 +240,5 @@ def read_results(results: dict[str, Any]) -> Results:
     for index, link in enumerate(read.fabric.wan):
         for name in link.between:
             if name not in known:
-                raise InputError(
-                    "results.json", f"fabric.wan.{index}.between: no region {name!r}", nearest(name, known)
-                )
+                raise InputError("results.json", f"fabric.wan.{index}.between: no region {name!r}", nearest(name, known))
     return read

@@ -4,19 +4,7 @@ from collections.abc import Sequence
 
 from isthmus.report.charts import hue, time_unit
 from isthmus.report.results import Segment, Tried
-from isthmus.report.svg import (
-    Drawing,
-    Scale,
-    Svg,
-    drawing,
-    fit,
-    label,
-    line,
-    rectangle,
-    tag,
-    text_width_px,
-    ticks,
-)
+from isthmus.report.svg import BOLD, Drawing, Scale, Svg, drawing, fit, label, line, rectangle, tag, text_width_px, ticks
 from isthmus.units import show_seconds
 
 __all__ = ["timeline_svg"]
@@ -34,9 +22,7 @@ def timeline_svg(tried: Sequence[Tried], *, width_px: float, ident: str) -> Svg 
     if not drawn:
         return None
     longest_s = max(
-        t
-        for _, one in drawn
-        for t in (one.predicted.step_s, one.measured.step_s, *(part.end_s for part in one.timeline))
+        t for _, one in drawn for t in (one.predicted.step_s, one.measured.step_s, *(part.end_s for part in one.timeline))
     )
     x = Scale(0.0, longest_s or 1.0, 66.0, width_px - 10)
     block = HEAD + LANE * len(LANES) + PAUSE
@@ -45,23 +31,17 @@ def timeline_svg(tried: Sequence[Tried], *, width_px: float, ident: str) -> Svg 
     shapes: list[Svg] = []
     for value in ticks(0.0, longest_s * factor, 4 if width_px < 400 else 8):
         at = x(value / factor)
-        shapes += [
-            line(at, HEAD - 4, at, bottom, "grid"),
-            label(at, bottom + 16, f"{value:,.10g}", "muted small", "middle"),
-        ]
+        shapes += [line(at, HEAD - 4, at, bottom, "grid"), label(at, bottom + 16, f"{value:,.10g}", "muted small", "middle")]
     shapes += [
         line(x.start, bottom, x.end, bottom, "axis"),
         label(x.end, bottom + 34, f"time since the step began ({unit})", "muted small", "end"),
     ]
     shapes += [_strategy(one, hue(index), x, block * place) for place, (index, one) in enumerate(drawn)]
     said = ", ".join(
-        f"{one.name} {show_seconds(one.predicted.step_s)},"
-        f" of which {show_seconds(one.predicted.exposed_s)} waiting"
+        f"{one.name} {show_seconds(one.predicted.step_s)}, of which {show_seconds(one.predicted.exposed_s)} waiting"
         for _, one in drawn
     )
-    return drawing(
-        Drawing(ident, "Predicted timeline of one step", f"{said}."), (width_px, bottom + 40), *shapes
-    )
+    return drawing(Drawing(ident, "Predicted timeline of one step", f"{said}."), (width_px, bottom + 40), *shapes)
 
 
 def _strategy(one: Tried, class_: str, x: Scale, top: float) -> Svg:
@@ -86,16 +66,11 @@ def _strategy(one: Tried, class_: str, x: Scale, top: float) -> Svg:
 def _head(one: Tried, x: Scale, top: float) -> Svg:
     predicted, measured = show_seconds(one.predicted.step_s), show_seconds(one.measured.step_s)
     waiting = f"of which {show_seconds(one.predicted.exposed_s)} waiting"
-    said = (
-        f"predicted {predicted}, {waiting} · measured {measured}",
-        f"predicted {predicted} · measured {measured}",
-    )
-    room = x.end - 16 - text_width_px(one.name, 13)
+    said = (f"predicted {predicted}, {waiting} · measured {measured}", f"predicted {predicted} · measured {measured}")
+    room = x.end - 16 - text_width_px(one.name, 13 * BOLD)
     figures = next((each for each in said if text_width_px(each, 12) <= room), f"{predicted} · {measured}")
-    name = fit(one.name, x.end - 16 - text_width_px(figures, 12), 13)
-    return tag(
-        "g", label(0, top + 16, name, "own strong"), label(x.end, top + 16, figures, "muted small", "end")
-    )
+    name = fit(one.name, x.end - 16 - text_width_px(figures, 12), 13 * BOLD)
+    return tag("g", label(0, top + 16, name, "own strong"), label(x.end, top + 16, figures, "muted small", "end"))
 
 
 def _part(part: Segment, x: Scale, y: float) -> Svg:
@@ -113,11 +88,7 @@ def _merged(parts: Sequence[Segment], x: Scale) -> list[Segment]:
     found: list[Segment] = []
     for part in sorted(parts, key=lambda part: part.start_s):
         last = found[-1] if found else None
-        fine = (
-            last is not None
-            and x(part.start_s) - x(last.end_s) < 1
-            and min(_width(part, x), _width(last, x)) < 3
-        )
+        fine = last is not None and x(part.start_s) - x(last.end_s) < 1 and min(_width(part, x), _width(last, x)) < 3
         if last is not None and fine:
             what = last.what if last.what in (part.what, "several parts") else "several parts"
             found[-1] = last.model_copy(update={"end_s": max(last.end_s, part.end_s), "what": what})

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["write_trial_page"]
 
-FULL_PX, HALF_PX, PHONE_PX = 900.0, 456.0, 340.0
+FULL_PX, HALF_PX, PHONE_PX = 820.0, 456.0, 340.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,8 @@ def write_trial_page(results: dict[str, Any], path: Path | str) -> None:
             charts=_charts(read),
             tolerance=TOLERANCE,
             worst=max(read.strategies, key=lambda one: abs(one.ratio - 1)),
-            equal_tokens=sorted(
-                {one.equal_tokens for one in read.strategies if one.equal_tokens is not None}
-            ),
-            repeats=sorted(
-                {len(one.measured.step_s_repeats) for one in read.strategies if one.measured.step_s_repeats}
-            ),
+            equal_tokens=sorted({one.equal_tokens for one in read.strategies if one.equal_tokens is not None}),
+            repeats=sorted({len(one.measured.step_s_repeats) for one in read.strategies if one.measured.step_s_repeats}),
         )
     )
     partial = Path(f"{path}.partial")
@@ -76,11 +72,7 @@ def _environment() -> "Environment":
             "report.html", "the page needs jinja2, which is not installed", "pip install 'isthmus[report]'"
         ) from None
     environment = Environment(
-        loader=PackageLoader("isthmus.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=PackageLoader("isthmus.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(_filters())
     return environment
@@ -101,11 +93,27 @@ def _filters() -> Mapping[str, Callable[..., object]]:
         "hue": hue,
         "count": _count,
         "loss": _loss,
+        "assumed": _assumed,
     }
 
 
 def _count(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def _assumed(value: float | str, unit: str) -> str:
+    """An assumption's value with its unit, in the prefixes that the rest of the page uses."""
+    if isinstance(value, str) or not math.isfinite(value):
+        return f"{value} {unit}".rstrip()
+    match unit:
+        case "s":
+            return show_seconds(value)
+        case "bytes":
+            return show_bytes(value)
+        case "bytes/s":
+            return f"{show_bytes(value)}/s"
+        case _:
+            return f"{value:.6g} {unit}".rstrip()
 
 
 def _loss(value: float) -> str:
@@ -128,37 +136,22 @@ def _charts(read: Results) -> dict[str, Chart | None]:
     ]
     links = [
         DrawnLink(
-            between=link.between,
-            rate_bytes_per_s=link.rate_bytes_per_s,
-            rtt_s=link.rtt_s,
-            note=_tunnel_link(read, link.between),
+            between=link.between, rate_bytes_per_s=link.rate_bytes_per_s, rtt_s=link.rtt_s, note=_tunnel_link(read, link.between)
         )
         for link in read.fabric.wan
     ]
     tried = read.strategies
     return {
-        "fabric": _both(
-            lambda width, ident: fabric_svg(regions, links, width_px=width, ident=ident), FULL_PX, "fabric"
-        ),
-        "timeline": _both(
-            lambda width, ident: timeline_svg(tried, width_px=width, ident=ident), FULL_PX, "timeline"
-        ),
+        "fabric": _both(lambda width, ident: fabric_svg(regions, links, width_px=width, ident=ident), FULL_PX, "fabric"),
+        "timeline": _both(lambda width, ident: timeline_svg(tried, width_px=width, ident=ident), FULL_PX, "timeline"),
         "loss_tokens": _both(
-            lambda width, ident: loss_svg(
-                tried, against=lambda _, tokens: tokens, unit="tokens", width_px=width, ident=ident
-            ),
+            lambda width, ident: loss_svg(tried, against=lambda _, tokens: tokens, unit="tokens", width_px=width, ident=ident),
             HALF_PX,
             "loss-tokens",
         ),
-        "loss_seconds": _both(
-            lambda width, ident: _loss_against_seconds(tried, width, ident), HALF_PX, "loss-seconds"
-        ),
-        "step_time": _both(
-            lambda width, ident: step_time_svg(tried, width_px=width, ident=ident), HALF_PX, "step-time"
-        ),
-        "utilisation": _both(
-            lambda width, ident: utilisation_svg(tried, width_px=width, ident=ident), HALF_PX, "utilisation"
-        ),
+        "loss_seconds": _both(lambda width, ident: _loss_against_seconds(tried, width, ident), HALF_PX, "loss-seconds"),
+        "step_time": _both(lambda width, ident: step_time_svg(tried, width_px=width, ident=ident), HALF_PX, "step-time"),
+        "utilisation": _both(lambda width, ident: utilisation_svg(tried, width_px=width, ident=ident), HALF_PX, "utilisation"),
     }
 
 
@@ -182,13 +175,9 @@ def _loss_against_seconds(tried: list[Tried], width: float, ident: str) -> Svg |
 
 def _tunnel_nodes(read: Results, name: str) -> str:
     nodes = read.tunnel.nodes.get(name)
-    return "" if nodes is None else f"emulated: {nodes} node{'s' * (nodes != 1)} on this machine"
+    return "" if nodes is None else f"emulated: {nodes} node{'s' * (nodes != 1)}"
 
 
 def _tunnel_link(read: Results, between: tuple[str, str]) -> str:
     found = [link for link in read.tunnel.links if set(link.between) == set(between)]
-    return (
-        f"emulated: {show_rate(found[0].rate_bytes_per_s)} · {show_seconds(found[0].rtt_s)}"
-        if found
-        else "not emulated"
-    )
+    return f"emulated: {show_rate(found[0].rate_bytes_per_s)} · {show_seconds(found[0].rtt_s)}" if found else "not emulated"

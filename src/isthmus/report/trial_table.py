@@ -73,13 +73,7 @@ def _loss_heading(tried: list[Tried]) -> str:
     if len(counts) != 1:
         return "loss at\nequal"
     tokens = counts.pop()
-    shown = (
-        f"{tokens / 1e6:.3g}M"
-        if tokens >= 999_500
-        else f"{tokens / 1e3:.3g}k"
-        if tokens >= 1000
-        else f"{tokens:.0f}"
-    )
+    shown = f"{tokens / 1e6:.3g}M" if tokens >= 999_500 else f"{tokens / 1e3:.3g}k" if tokens >= 1000 else f"{tokens:.0f}"
     return f"loss at\n{shown} t"
 
 

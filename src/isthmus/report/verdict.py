@@ -26,10 +26,7 @@ class Verdict:
     @property
     def line(self) -> str:
         """All of it as one line."""
-        return (
-            "; ".join(part for part in (self.warning, self.headline, self.loss, self.prediction) if part)
-            + "."
-        )
+        return "; ".join(part for part in (self.warning, self.headline, self.loss, self.prediction) if part) + "."
 
 
 def same_loss(tried: Sequence[Tried]) -> list[bool]:
@@ -41,16 +38,13 @@ def same_loss(tried: Sequence[Tried]) -> list[bool]:
     ]
     lowest = min(known, default=math.inf)
     return [
-        one.loss_at_equal_tokens is None or one.loss_at_equal_tokens <= lowest + LOSS_TOLERANCE * abs(lowest)
-        for one in tried
+        one.loss_at_equal_tokens is None or one.loss_at_equal_tokens <= lowest + LOSS_TOLERANCE * abs(lowest) for one in tried
     ]
 
 
 def best_of(tried: Sequence[Tried]) -> int:
     """Index of the fastest strategy with equal replicas and a loss near the lowest, if any is so."""
-    sound = [
-        one.replicas_equal is not False and near for one, near in zip(tried, same_loss(tried), strict=True)
-    ]
+    sound = [one.replicas_equal is not False and near for one, near in zip(tried, same_loss(tried), strict=True)]
     return max(range(len(tried)), key=lambda index: (sound[index], tried[index].measured.tokens_per_s))
 
 
@@ -66,36 +60,20 @@ def _headline(best: Tried, tried: Sequence[Tried]) -> str:
     used = "" if best.measured.utilisation is None else f"{best.measured.utilisation:.0%} utilisation"
     others = [one for one in tried if one is not best]
     if not others:
-        return f"{best.name} reaches {best.measured.tokens_per_s:,.0f} tokens/s" + (
-            f" at {used}" if used else ""
-        )
-    rival = next(
-        (one for one in others if one.kind == "flat"), min(others, key=lambda one: one.measured.tokens_per_s)
-    )
+        return f"{best.name} reaches {best.measured.tokens_per_s:,.0f} tokens/s" + (f" at {used}" if used else "")
+    rival = next((one for one in others if one.kind == "flat"), min(others, key=lambda one: one.measured.tokens_per_s))
     if rival.measured.tokens_per_s <= 0:
         return f"{best.name} is best; {rival.name} made no progress"
     gain = best.measured.tokens_per_s / rival.measured.tokens_per_s
-    against = (
-        ""
-        if rival.measured.utilisation is None or not used
-        else f", against {rival.measured.utilisation:.0%}"
-    )
-    pace = (
-        f"trains {gain:.2g} times as fast as {rival.name}"
-        if gain >= 1.05
-        else f"is best; {rival.name} is as fast within 5%"
-    )
+    against = "" if rival.measured.utilisation is None or not used else f", against {rival.measured.utilisation:.0%}"
+    pace = f"trains {gain:.2g} times as fast as {rival.name}" if gain >= 1.05 else f"is best; {rival.name} is as fast within 5%"
     if gain < 0.95:
         pace = f"is best of those that train soundly, at {gain:.0%} of the speed of {rival.name}"
     return f"{best.name} {pace}" + (f", at {used}{against}" if used else "")
 
 
 def _loss(best: Tried, tried: Sequence[Tried]) -> str:
-    known = [
-        one
-        for one in tried
-        if one.loss_at_equal_tokens is not None and math.isfinite(one.loss_at_equal_tokens)
-    ]
+    known = [one for one in tried if one.loss_at_equal_tokens is not None and math.isfinite(one.loss_at_equal_tokens)]
     if best.loss_at_equal_tokens is None or len(known) < 2:
         return ""
     lowest = min(known, key=lambda one: one.loss_at_equal_tokens or 0.0)
