@@ -61,7 +61,8 @@ class Line:
                 if not waiting:
                     continue
                 if waiting[0][0] <= now:
-                    self._release(link, dst, port)
+                    if self._release(link, dst, port):
+                        next_ns = now  # the link it went to may have been looked at already: look again at once
                     now = now_ns()
                 if waiting and (not next_ns or waiting[0][0] < next_ns):
                     next_ns = waiting[0][0]
@@ -80,9 +81,12 @@ class Line:
             if ready:
                 now = now_ns()
 
-    def _release(self, link: DirectedLink, dst: int, port: int) -> None:
-        """Hand over what is due: to the router at the link's end, or to the next link where that is only on the way."""
-        waiting, now_ns, write = link.waiting, time.monotonic_ns, os.write
+    def _release(self, link: DirectedLink, dst: int, port: int) -> bool:
+        """Hand over what is due to the router at the link's end, or to the next link where the end is only on the way.
+
+        True when a frame went to another link.
+        """
+        waiting, now_ns, write, passed_on = link.waiting, time.monotonic_ns, os.write, False
         now = now_ns()
         while waiting and waiting[0][0] <= now:
             due, frame = waiting.popleft()
@@ -94,7 +98,9 @@ class Line:
                     self.write_errors += 1
             elif onward := self.hops[dst].get(frame[REGION_AT]):
                 onward.offer(frame, due)
+                passed_on = True
             now = now_ns()
+        return passed_on
 
     def _read(self, region: int, fd: int) -> None:
         hops, now_ns, read = self.hops[region], time.monotonic_ns, os.read

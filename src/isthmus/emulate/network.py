@@ -158,7 +158,7 @@ def _default_route(link: Any, gateway: str, congestion: str | None) -> str:
 
     wanted = congestion or "bbr"
     try:
-        link.route("add", dst="default", gateway=gateway, metrics={"attrs": [("RTAX_CC_ALGO", wanted)]})
+        link.route("add", dst="default", gateway=gateway, metrics={"cc_algo": wanted})
         return wanted
     except NetlinkError:
         if congestion:

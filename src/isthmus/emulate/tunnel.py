@@ -109,6 +109,7 @@ class Tunnel:
         congestion: TCP congestion control of the routes across the WAN.
         fifo: The delay line runs before everything else; where False, ranks run after everything else instead.
         rootless: A user namespace was needed.
+        line_pid: The delay line's process.
         folder: Temporary files put here go with the tunnel, also by `clean` after a kill.
     """
 
@@ -132,7 +133,8 @@ class Tunnel:
             )
         )
         theirs.close()
-        run.started(self._line.pid)
+        self.line_pid = self._line.pid
+        run.started(self.line_pid)
         self._user_fd: int | None = None
         self._node_fds: dict[tuple[str, int], int] = {}
         self.congestion, self.fifo, self.rootless = "", False, False
@@ -187,6 +189,20 @@ class Tunnel:
             _check_link(link, self._regions)
             self._links[ends] = link
             self._ask({"do": "set", "src": self._order[ends[0]], "dst": self._order[ends[1]], "settings": _settings(link)})
+
+    def links(self) -> list[tuple[str, str]]:
+        """Both directions of every link."""
+        return list(self._links)
+
+    def link(self, src: str, dst: str) -> EmulatedLink:
+        """The link from `src` to `dst` as it is now.
+
+        Raises:
+            InputError: There is no such link.
+        """
+        if (src, dst) not in self._links:
+            raise InputError(_WHERE, f"no link joins {src!r} and {dst!r}", f"links: {_shown(self._links)}")
+        return self._links[src, dst]
 
     def counters(self) -> dict[tuple[str, str], LinkCounters]:
         """Counters of every direction, by (from, to)."""
@@ -348,13 +364,15 @@ def _check_link(link: EmulatedLink, nodes: Mapping[str, int]) -> None:
             raise InputError(_WHERE, f"the link {name} ends in {end!r}, which is no region", nearest(end, nodes))
     faults = {
         "joins a region to itself": link.between[0] == link.between[1],
-        f"has the rate {link.rate_bytes_per_s}, expected more than 0 bytes/s": (link.rate_bytes_per_s or 1) <= 0
-        or link.rate_bytes_per_s == 0,
+        f"has the rate {link.rate_bytes_per_s} bytes/s, expected more than 0, or None for no limit": (
+            link.rate_bytes_per_s is not None and not 0 < link.rate_bytes_per_s < float("inf")
+        ),
         f"has the RTT {link.rtt_s} s, expected 0 to 60": not 0 <= link.rtt_s <= 60,
         f"has the jitter {link.jitter_s} s, expected 0 to half its RTT": not 0 <= link.jitter_s <= link.rtt_s / 2,
         f"has the loss {link.loss}, expected 0 to 1": not 0 <= link.loss <= 1,
-        f"has a queue of {link.queue_bytes} bytes, expected one packet of {MTU} at least": (link.queue_bytes or MTU) < MTU
-        or link.queue_bytes == 0,
+        f"has a queue of {link.queue_bytes} bytes, expected one packet of {MTU} at least": (
+            link.queue_bytes is not None and not link.queue_bytes >= MTU
+        ),
     }
     for fault, present in faults.items():
         if present:
