@@ -27,9 +27,7 @@ def _timeline(wan_s: float, buckets: int, local: bool) -> list[dict[str, Any]]:
         ready = start + each
         found.append({"lane": "compute", "what": "backward", "start_s": start, "end_s": ready})
         if local:
-            found.append(
-                {"lane": "region", "what": "reduce-scatter", "start_s": ready, "end_s": ready + 0.012}
-            )
+            found.append({"lane": "region", "what": "reduce-scatter", "start_s": ready, "end_s": ready + 0.012})
             ready += 0.012
         if wan_s:
             begin = max(ready, free)
@@ -95,14 +93,7 @@ def _region(
 
 
 def _link(a: str, b: str, rate: float, rtt_s: float) -> dict[str, Any]:
-    return {
-        "between": [a, b],
-        "rate_bytes_per_s": rate,
-        "rtt_s": rtt_s,
-        "jitter_s": 1e-3,
-        "loss": 1e-5,
-        "transport": "tcp",
-    }
+    return {"between": [a, b], "rate_bytes_per_s": rate, "rtt_s": rtt_s, "jitter_s": 1e-3, "loss": 1e-5, "transport": "tcp"}
 
 
 def invented_results() -> Results:
@@ -112,13 +103,7 @@ def invented_results() -> Results:
         "made": "2026-11-30T12:00:00+00:00",
         "isthmus": "0.1.0",
         "command": "(layout sample: invented figures, nothing was run)",
-        "machine": {
-            "cpus": 2,
-            "kernel": "6.18.2",
-            "python": "3.11.7",
-            "torch": "2.13.0",
-            "privilege": "user namespace",
-        },
+        "machine": {"cpus": 2, "kernel": "6.18.2", "python": "3.11.7", "torch": "2.13.0", "privilege": "user namespace"},
         "fabric": {
             "name": "Shenzhen - Shanghai (invented figures)",
             "source": "examples/shenzhen-shanghai.yaml",
@@ -158,32 +143,13 @@ def invented_results() -> Results:
             },
         },
         "compute_s": COMPUTE_S,
-        "speeds": [
-            {"name": "int4 encode", "bytes_per_s": 6.1e8},
-            {"name": "int4 decode", "bytes_per_s": 9.4e8},
-        ],
+        "speeds": [{"name": "int4 encode", "bytes_per_s": 6.1e8}, {"name": "int4 decode", "bytes_per_s": 9.4e8}],
         "strategies": [
             _strategy("flat", "flat", "none", (1.871, 2.403), (GRADIENT_BYTES * 1.5, 1.62), 2.31),
             _strategy("hierarchical", "hierarchical", "none", (1.662, 1.731), (GRADIENT_BYTES, 1.49), 2.31),
-            _strategy(
-                "hierarchical-int4",
-                "hierarchical",
-                "int4",
-                (0.401, 0.423),
-                (GRADIENT_BYTES * 0.133, 0.21),
-                2.324,
-            ),
-            _strategy(
-                "local-steps-32", "local-steps", "none", (0.338, 0.341), (GRADIENT_BYTES / 32, 0.05), 2.359
-            ),
-            _strategy(
-                "local-steps-32-int4",
-                "local-steps",
-                "int4",
-                (0.322, 0.331),
-                (GRADIENT_BYTES / 240, 0.01),
-                2.37,
-            ),
+            _strategy("hierarchical-int4", "hierarchical", "int4", (0.401, 0.423), (GRADIENT_BYTES * 0.133, 0.21), 2.324),
+            _strategy("local-steps-32", "local-steps", "none", (0.338, 0.341), (GRADIENT_BYTES / 32, 0.05), 2.359),
+            _strategy("local-steps-32-int4", "local-steps", "int4", (0.322, 0.331), (GRADIENT_BYTES / 240, 0.01), 2.37),
         ],
         "faults": [],
         "assumptions": [
@@ -193,12 +159,7 @@ def invented_results() -> Results:
                 "unit": "",
                 "source": "RFC 9293; 1448 of 1500 bytes with timestamps",
             },
-            {
-                "name": "link rate",
-                "value": 11.4e6,
-                "unit": "bytes/s",
-                "source": "as asked, see https://example.invalid/link",
-            },
+            {"name": "link rate", "value": 11.4e6, "unit": "bytes/s", "source": "as asked, see https://example.invalid/link"},
             {"name": "MFU of the real plan", "value": 0.4, "unit": "", "source": "judgement"},
         ],
     }
@@ -228,11 +189,7 @@ def _three_regions() -> Results:
     }
     made["strategies"] = made["strategies"][:4]
     made["faults"] = [
-        {
-            "at_s": 12.0,
-            "what": "down shenzhen-shanghai 5s",
-            "seen": "flat stalled for 5.2 s and went on; no replica differed",
-        }
+        {"at_s": 12.0, "what": "down shenzhen-shanghai 5s", "seen": "flat stalled for 5.2 s and went on; no replica differed"}
     ]
     return made
 
@@ -240,13 +197,7 @@ def _three_regions() -> Results:
 def _no_loss() -> Results:
     made = invented_results()
     for one in made["strategies"]:
-        one |= {
-            "loss": [],
-            "loss_at_equal_tokens": None,
-            "equal_tokens": None,
-            "replicas_equal": None,
-            "hash": None,
-        }
+        one |= {"loss": [], "loss_at_equal_tokens": None, "equal_tokens": None, "replicas_equal": None, "hash": None}
         one["measured"]["utilisation"] = None
     made["strategies"][1]["replicas_equal"] = False
     return made

@@ -3,7 +3,7 @@ from itertools import combinations
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.report.fabric_drawing import DrawnLink, DrawnRegion, _bracket_rows, fabric_svg
@@ -70,9 +70,7 @@ def test_every_box_stands_inside_the_drawing_and_none_on_another(width_px: float
 
 
 @pytest.mark.parametrize(("nodes", "drawn_nodes", "rest"), [(1, 1, None), (2, 2, None), (128, 6, "+ 122")])
-def test_nodes_beyond_the_box_are_counted_and_none_is_lost(
-    nodes: int, drawn_nodes: int, rest: str | None
-) -> None:
+def test_nodes_beyond_the_box_are_counted_and_none_is_lost(nodes: int, drawn_nodes: int, rest: str | None) -> None:
     svg = drawn([region("a", nodes, nodes * 8)], [], 900.0)
     found = [rect for rect in svg.iter("rect") if rect.attrib["class"] == "node"]
     # A box is 320 px wide at most: 292 px of room, 46 px a node, 48 px kept for the count.
@@ -82,11 +80,10 @@ def test_nodes_beyond_the_box_are_counted_and_none_is_lost(
     assert sum(rect.attrib["class"] == "gpu" for rect in svg.iter("rect")) == 8 * len(found)
 
 
+@settings(deadline=None)  # other work shares this machine
 @given(
     st.integers(2, 7).flatmap(
-        lambda n: st.lists(st.sampled_from(list(combinations(range(n), 2))), min_size=1, unique=True).map(
-            lambda p: (n, p)
-        )
+        lambda n: st.lists(st.sampled_from(list(combinations(range(n), 2))), min_size=1, unique=True).map(lambda p: (n, p))
     )
 )
 def test_brackets_in_one_row_never_overlap(case: tuple[int, list[tuple[int, int]]]) -> None:

@@ -10,23 +10,14 @@ import pytest
 from isthmus.report.svg import HUES
 
 CSS = files("isthmus.report").joinpath("templates/page.css").read_text(encoding="utf-8")
-LIGHT, DARK = (
-    dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})\b", block))
-    for block in re.findall(r":root \{([^}]*)\}", CSS)
-)
+LIGHT, DARK = (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})\b", block)) for block in re.findall(r":root \{([^}]*)\}", CSS))
 THEMES = pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 # Machado, Oliveira & Fernandes, IEEE TVCG 15(6), 2009: severity 1.0, on linear RGB.
 SIGHT = {
     "full": np.eye(3),
-    "protan": np.array(
-        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
-    ),
-    "deutan": np.array(
-        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
-    ),
-    "tritan": np.array(
-        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
-    ),
+    "protan": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]),
+    "deutan": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]),
+    "tritan": np.array([[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]),
 }
 Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 
@@ -69,9 +60,7 @@ def test_all_text_has_a_contrast_of_at_least_4_5(theme: dict[str, str]) -> None:
         ("warn", "warn-back"),
     ]
     assert {
-        pair: contrast(theme[pair[0]], theme[pair[1]])
-        for pair in pairs
-        if contrast(theme[pair[0]], theme[pair[1]]) < 4.5
+        pair: contrast(theme[pair[0]], theme[pair[1]]) for pair in pairs if contrast(theme[pair[0]], theme[pair[1]]) < 4.5
     } == {}
 
 
@@ -80,9 +69,7 @@ def test_all_text_has_a_contrast_of_at_least_4_5(theme: dict[str, str]) -> None:
 def test_strategy_colours_stay_apart_for_every_kind_of_sight(theme: dict[str, str], sight: str) -> None:
     # CIE 1976 difference; about 2 is just noticeable side by side.
     seen = [lab(SIGHT[sight] @ linear(theme[f"c{index}"])) for index in range(HUES)]
-    apart = {
-        pair: float(np.linalg.norm(seen[pair[0]] - seen[pair[1]])) for pair in combinations(range(HUES), 2)
-    }
+    apart = {pair: float(np.linalg.norm(seen[pair[0]] - seen[pair[1]])) for pair in combinations(range(HUES), 2)}
     assert min(distance for pair, distance in apart.items() if max(pair) < 5) > 15
     assert min(apart.values()) > 10
 

@@ -55,11 +55,7 @@ def page(results: dict[str, Any], tmp_path: Path) -> str:
 
 def charts(html: str) -> dict[str, ElementTree.Element]:
     """The drawings by the ident of their title, each well-formed as XML."""
-    found = [
-        ElementTree.fromstring(svg)
-        for svg in re.findall(r"<svg .*?</svg>", html, re.DOTALL)
-        if 'role="img"' in svg
-    ]
+    found = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg .*?</svg>", html, re.DOTALL) if 'role="img"' in svg]
     return {svg.attrib["aria-labelledby"].split()[0].removesuffix("-t"): svg for svg in found}
 
 
@@ -83,16 +79,12 @@ def test_nothing_is_fetched_and_nothing_runs(any_results: dict[str, Any], tmp_pa
         assert "href" not in attributes or (tag == "link" and attributes["href"] == "data:,")
         assert "url(" not in (attributes.get("style") or "")
     policy = [
-        attributes["content"]
-        for tag, attributes in parsed.elements
-        if attributes.get("http-equiv") == "Content-Security-Policy"
+        attributes["content"] for tag, attributes in parsed.elements if attributes.get("http-equiv") == "Content-Security-Policy"
     ]
     assert policy == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
 
 
-def test_every_strategy_is_named_in_the_table_and_in_every_chart(
-    any_results: dict[str, Any], tmp_path: Path
-) -> None:
+def test_every_strategy_is_named_in_the_table_and_in_every_chart(any_results: dict[str, Any], tmp_path: Path) -> None:
     html = page(any_results, tmp_path)
     names = [one["name"] for one in any_results["strategies"]]
     table = html[html.index('<table id="results">') : html.index("</table>")]
@@ -108,9 +100,7 @@ def test_the_table_s_figures_are_the_json_s(any_results: dict[str, Any], tmp_pat
     html = page(any_results, tmp_path)
     table = html[html.index('<table id="results">') : html.index("</table>")]
     for one, row in zip(results["strategies"], table.split("<tr")[2:], strict=True):
-        data = [
-            (float(value), shown) for value, shown in re.findall(r'<data value="([^"]+)">([^<]+)</data>', row)
-        ]
+        data = [(float(value), shown) for value, shown in re.findall(r'<data value="([^"]+)">([^<]+)</data>', row)]
         measured, predicted = one["measured"], one["predicted"]
         expected = [
             measured["tokens_per_s"],
@@ -125,11 +115,7 @@ def test_the_table_s_figures_are_the_json_s(any_results: dict[str, Any], tmp_pat
         assert [value for value, _ in data] == [value for value in expected if value is not None]
         for value, shown in data:
             unit = BYTES if shown.endswith("B") else SECONDS if shown.endswith("s") else None
-            read = (
-                quantity(shown, unit)
-                if unit
-                else float(shown.strip("%").replace(",", "")) / (100 if "%" in shown else 1)
-            )
+            read = quantity(shown, unit) if unit else float(shown.strip("%").replace(",", "")) / (100 if "%" in shown else 1)
             assert read == pytest.approx(value, rel=6e-3)
 
 
@@ -144,9 +130,7 @@ def poisoned(value: Any) -> Any:
         case list():
             return [poisoned(item) for item in value]
         case dict():
-            return {
-                key: item if key in ("lane", "version") else poisoned(item) for key, item in value.items()
-            }
+            return {key: item if key in ("lane", "version") else poisoned(item) for key, item in value.items()}
         case _:
             return value
 
@@ -173,19 +157,13 @@ def test_hostile_text_stays_text(results: dict[str, Any], tmp_path: Path) -> Non
 def test_timeline_bars_are_on_one_scale_for_all_strategies(results: dict[str, Any], tmp_path: Path) -> None:
     svg = charts(page(results, tmp_path))["timeline-w"]
     bars = [rect for rect in svg.iter("rect") if rect.attrib["class"] == "lane-wan"]
-    segments = [
-        part for one in results["strategies"][:3] for part in one["timeline"] if part["lane"] == "wan"
-    ]
+    segments = [part for one in results["strategies"][:3] for part in one["timeline"] if part["lane"] == "wan"]
     starts = [float(bar.attrib["x"]) for bar in bars[: len(segments)]]
     scale = (starts[5] - starts[0]) / (segments[5]["start_s"] - segments[0]["start_s"])
     for start, part, bar in zip(starts, segments, bars, strict=False):
-        assert start == pytest.approx(
-            starts[0] + scale * (part["start_s"] - segments[0]["start_s"]), abs=0.05
-        )
+        assert start == pytest.approx(starts[0] + scale * (part["start_s"] - segments[0]["start_s"]), abs=0.05)
         # 0.8 px of every bar are the gap to its neighbour; figures are rounded to 0.01 px.
-        assert float(bar.attrib["width"]) + 0.8 == pytest.approx(
-            scale * (part["end_s"] - part["start_s"]), abs=0.05
-        )
+        assert float(bar.attrib["width"]) + 0.8 == pytest.approx(scale * (part["end_s"] - part["start_s"]), abs=0.05)
 
 
 def test_loss_curves_go_through_the_json_s_points(results: dict[str, Any], tmp_path: Path) -> None:
@@ -203,9 +181,7 @@ def test_loss_curves_go_through_the_json_s_points(results: dict[str, Any], tmp_p
             low, high = (pick(range(len(wanted)), key=lambda i: wanted[i][axis]) for pick in (min, max))
             slope = (found[high][axis] - found[low][axis]) / (wanted[high][axis] - wanted[low][axis])
             for value, pixel in zip(wanted, found, strict=True):
-                assert pixel[axis] == pytest.approx(
-                    found[low][axis] + slope * (value[axis] - wanted[low][axis]), abs=0.11
-                )
+                assert pixel[axis] == pytest.approx(found[low][axis] + slope * (value[axis] - wanted[low][axis]), abs=0.11)
             assert (slope > 0) == (axis == 0)
 
 
@@ -259,17 +235,20 @@ def test_a_link_to_no_region_is_refused(results: dict[str, Any], tmp_path: Path)
     results["fabric"]["wan"][0]["between"] = ["shenzhen", "shangai"]
     with pytest.raises(InputError) as caught:
         page(results, tmp_path)
-    assert str(caught.value) == (
-        "results.json: fabric.wan.0.between: no region 'shangai'\n  hint: did you mean 'shanghai'?"
-    )
+    assert str(caught.value) == ("results.json: fabric.wan.0.between: no region 'shangai'\n  hint: did you mean 'shanghai'?")
 
 
-def test_without_jinja2_the_extra_is_named(
-    results: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_jinja2_the_extra_is_named(results: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(InputError) as caught:
         page(results, tmp_path)
     assert str(caught.value) == (
         "report.html: the page needs jinja2, which is not installed\n  hint: pip install 'isthmus[report]'"
     )
+
+
+def test_assumptions_stand_with_their_source_in_units_a_person_reads(results: dict[str, Any], tmp_path: Path) -> None:
+    text = Page(page(results, tmp_path)).text
+    assert "link rate 11.4 MB/s as asked, see https://example.invalid/link" in text
+    assert "MFU of the real plan 0.4 judgement" in text
+    assert "int4 encode 610 MB/s measured on this machine before the run" in text

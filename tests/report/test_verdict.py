@@ -26,9 +26,7 @@ def test_the_fastest_sound_strategy_wins_and_the_figures_follow(results: dict[st
 def test_a_strategy_whose_replicas_differ_never_wins_and_raises_an_alarm(results: dict[str, Any]) -> None:
     changed = tried(results, local_steps_32_int4={"replicas_equal": False})
     assert changed[best_of(changed)].name == "local-steps-32"
-    assert judge(changed).line.startswith(
-        "replicas differ after local-steps-32-int4: do not trust that run; "
-    )
+    assert judge(changed).line.startswith("replicas differ after local-steps-32-int4: do not trust that run; ")
 
 
 @pytest.mark.parametrize("loss", [2.3806 * 1.031, float("nan"), float("inf")])
@@ -47,11 +45,7 @@ def test_one_strategy_is_told_without_a_rival(results: dict[str, Any]) -> None:
 def test_unsound_speed_is_named_where_soundness_costs_speed(results: dict[str, Any]) -> None:
     unsound = {"replicas_equal": False}
     changed = tried(
-        results,
-        flat={"kind": "hierarchical"},
-        hierarchical_int4=unsound,
-        local_steps_32=unsound,
-        local_steps_32_int4=unsound,
+        results, flat={"kind": "hierarchical"}, hierarchical_int4=unsound, local_steps_32=unsound, local_steps_32_int4=unsound
     )
     assert judge(changed).headline.startswith("hierarchical trains 1.4 times as fast as flat")
     assert "hierarchical-int4, local-steps-32 and local-steps-32-int4" in judge(changed).warning
