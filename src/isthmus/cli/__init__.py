@@ -52,14 +52,14 @@ def main() -> None:
 
 def _run(arguments: list[str]) -> None:
     match arguments:
-        case [] | ["--help" | "-h" | "help"]:
+        case [] | ["--help" | "-h" | "help", *_]:
             print(_help())
-        case ["--version"]:
+        case ["--version", *_]:
             print(f"isthmus {__version__}")
-        case [name, *rest] if name in COMMANDS:
+        case [name, *rest]:
+            if name not in COMMANDS:
+                raise InputError("isthmus", f"unknown command {name!r}", nearest(name, COMMANDS))
             _run_command(name, rest)
-        case [name, *_]:
-            raise InputError("isthmus", f"unknown command {name!r}", nearest(name, COMMANDS))
 
 
 def _help() -> str:

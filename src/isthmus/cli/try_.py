@@ -21,7 +21,7 @@ isthmus try --clean
 """
 
 
-def try_(  # noqa: PLR0913 -- each parameter is one option of the command
+def try_(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the command
     fabric: Annotated[Path | None, typer.Argument(help="The fabric to emulate, a fabric.yaml.", show_default=False)] = None,
     workload: Annotated[
         str, typer.Option(help="The real workload whose ratios are kept: a preset, workload.yaml or config.json.")
@@ -43,8 +43,10 @@ def try_(  # noqa: PLR0913 -- each parameter is one option of the command
     if clean:
         from isthmus.emulate import clean as clean_up
 
-        for line in clean_up():
-            typer.echo(line)
+        done = clean_up()
+        typer.echo(f"removed {len(done.runs)} dead runs and {len(done.processes)} of their processes")
+        for run in done.living:
+            typer.echo(f"left alone, still running: {run}")
         return
     if fabric is None:
         raise InputError("isthmus try", "no fabric given", "e.g. isthmus try examples/shenzhen-shanghai.yaml")

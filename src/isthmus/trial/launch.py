@@ -5,7 +5,6 @@ nothing of torch; the same environment is what a cluster's own launcher sets.
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,12 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from isthmus.bench import rank_environment
 from isthmus.emulate import Tunnel
 from isthmus.errors import InfeasibleError
 
 __all__ = ["Ranks", "RunSpec", "start_ranks"]
 
-REGION_PORT, FLAT_PORT, RAIL_PORT = 29500, 29400, 29600
+FLAT_PORT, RAIL_PORT = 29400, 29600
 DEMO = (sys.executable, "-m", "isthmus.runtime.demo_train")
 
 
@@ -56,7 +56,7 @@ class Ranks:
         first = next(iter(self.processes))
         path = self.folder / "metrics" / f"{first[0]}-{first[1]}.jsonl"
         with suppress(FileNotFoundError):
-            return path.read_bytes().count(b'"kind":"step"') or path.read_bytes().count(b'"kind": "step"')
+            return path.read_bytes().count(b'"kind": "step"')
         return 0
 
     def signal_region(self, region: str, number: signal.Signals) -> None:
@@ -150,22 +150,12 @@ def _members(tunnel: Tunnel, nodes: dict[str, int]) -> dict[str, object]:
 
 
 def _start_rank(tunnel: Tunnel, spec: RunSpec, region: str, rank: int) -> subprocess.Popen[bytes]:
-    environment = {
-        # Ranks share two cores or a laptop's few: one thread each, or they fight over every operator.
-        **{name: value for name, value in os.environ.items() if not name.startswith("ISTHMUS_")},
-        "OMP_NUM_THREADS": "1",
-        "RANK": str(rank),
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": str(spec.nodes[region]),
-        "MASTER_ADDR": tunnel.address(region, 0),
-        "MASTER_PORT": str(REGION_PORT),
-        "GLOO_SOCKET_IFNAME": "eth0",
+    environment = rank_environment(tunnel, region, rank, spec.nodes[region]) | {
         "ISTHMUS_REGION": region,
         "ISTHMUS_MEMBERS": str(spec.folder / "members.json"),
         "ISTHMUS_PLAN": str(spec.plan),
         "ISTHMUS_METRICS": str(spec.folder / "metrics"),
         "ISTHMUS_BLOCKS": spec.blocks,
-        "PYTHONUNBUFFERED": "1",
     }
     log = spec.folder / f"{region}-{rank}.log"
     with open(log, "wb") as stream:

@@ -13,6 +13,8 @@ from typing import Any
 
 __all__ = ["Measured", "read_lines", "reduce_metrics"]
 
+_NOTHING: dict[str, Any] = {}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
@@ -83,8 +85,8 @@ def reduce_metrics(ranks: dict[str, list[dict[str, Any]]]) -> Measured | None:
     step_s = median(block.step_s for block in reference)
     tokens = median(block.tokens for block in reference)
     records = [record for lines in ranks.values() for record in lines]
-    start = next((record for record in records if record["kind"] == "start"), {})
-    buckets = next((record["bytes"] for record in records if record["kind"] == "buckets"), [])
+    start: dict[str, Any] = next((record for record in records if record["kind"] == "start"), _NOTHING)
+    buckets: list[int] = next((record["bytes"] for record in records if record["kind"] == "buckets"), list[int]())
     return Measured(
         step_s=step_s,
         step_s_repeats=tuple(block.step_s for block in on),
@@ -126,8 +128,9 @@ def _blocks(ranks: dict[str, list[dict[str, Any]]]) -> list[_Block]:
         for record in records:
             if record["kind"] == "step":
                 by_rank[rank][int(record["block"])].append(record)
-    complete = set.intersection(*(set(blocks) for blocks in by_rank.values())) if by_rank else set[int]()
-    return [_block(index, by_rank) for index in sorted(complete) if _mode(index, by_rank) != "warmup"]
+    first = next(iter(by_rank.values()), dict[int, list[dict[str, Any]]]())
+    complete = sorted(index for index in first if all(index in blocks for blocks in by_rank.values()))
+    return [_block(index, by_rank) for index in complete if _mode(index, by_rank) != "warmup"]
 
 
 def _mode(index: int, by_rank: dict[str, dict[int, list[dict[str, Any]]]]) -> str:

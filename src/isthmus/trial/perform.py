@@ -23,7 +23,8 @@ class FaultPlayer:
         self._wire_steps = 0
         self._started_at = time.monotonic()
         self._seen: list[dict[str, object]] = []
-        self._links = {ends: tunnel.link(*ends) for ends in tunnel.counters()}
+        # As they are without faults; routes over a third region have counters but no link of their own.
+        self._links = {ends: tunnel.link(*ends) for ends in tunnel.links()}
 
     def play(self) -> None:
         """Begin and end what is due."""
@@ -75,11 +76,11 @@ class FaultPlayer:
         self._seen.append({"at_s": fault.at_s, "what": fault.text, "seen": f"{describe(fault)}, at step {step}"})
         match fault.kind:
             case "down":
-                self._tunnel.set_link(*fault.regions, up=False)
+                self._tunnel.set_link(fault.regions[0], fault.regions[1], up=False)
             case "slow":
-                self._tunnel.set_link(*fault.regions, rate_bytes_per_s=fault.value)
+                self._tunnel.set_link(fault.regions[0], fault.regions[1], rate_bytes_per_s=fault.value)
             case "lossy":
-                self._tunnel.set_link(*fault.regions, loss=fault.value or 0.0)
+                self._tunnel.set_link(fault.regions[0], fault.regions[1], loss=fault.value or 0.0)
             case "freeze":
                 self._ranks.signal_region(fault.regions[0], signal.SIGSTOP)
             case "kill":
@@ -90,8 +91,10 @@ class FaultPlayer:
     def _end(self, fault: Fault) -> None:
         match fault.kind:
             case "down" | "slow" | "lossy":
-                usual = self._links[fault.regions]
-                self._tunnel.set_link(*fault.regions, up=True, rate_bytes_per_s=usual.rate_bytes_per_s, loss=usual.loss)
+                usual = self._links[fault.regions[0], fault.regions[1]]
+                self._tunnel.set_link(
+                    fault.regions[0], fault.regions[1], up=True, rate_bytes_per_s=usual.rate_bytes_per_s, loss=usual.loss
+                )
             case "freeze":
                 self._ranks.signal_region(fault.regions[0], signal.SIGCONT)
             case "kill":

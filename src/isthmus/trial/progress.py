@@ -1,6 +1,6 @@
 """Live progress on stderr: one bar a run, and plain lines where there is no terminal."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -32,7 +32,7 @@ class Progress:
         self._console.print(text, markup=False, highlight=False)
 
     @contextmanager
-    def run(self, name: str, total: int, done: Callable[[], int]) -> Iterator[Callable[[], None]]:
+    def run(self, name: str, total: int, done: Callable[[], int]) -> Generator[Callable[[], None]]:
         """Show a run of `total` steps; call what this yields often, and it asks `done` how many there are."""
         if not self._console.is_terminal:
             self.say(f"{name}: {total} steps ...")

@@ -67,12 +67,12 @@ def read_request(request: TrialRequest) -> Setting:
     fabric = read_fabric(request.fabric)
     names = tuple(region.name for region in fabric.regions)
     if len(names) < 2:
-        raise InputError(str(request.fabric), f"has one region ({names[0]}), so there is no WAN to try",
+        raise InputError(str(request.fabric), f"has one region ({', '.join(names)}), so there is no WAN to try",
                          "`isthmus plan` predicts it; e.g. isthmus try examples/shenzhen-shanghai.yaml")
     if len(names) > REGIONS_MAX:
         raise InputError(str(request.fabric), f"has {len(names)} regions; a trial on one machine holds {REGIONS_MAX}")
     # A few ranks stand for each region: what crosses the WAN depends on regions, not on how many GPUs fill one.
-    ranks = min(RANKS_PER_REGION_MAX, *(region.nodes for region in fabric.regions))
+    ranks = min([RANKS_PER_REGION_MAX, *(region.nodes for region in fabric.regions)])
     return Setting(
         fabric=fabric,
         workload=read_workload(request.workload),
@@ -109,4 +109,4 @@ def _script(text: str | None) -> tuple[str, ...] | None:
     path = Path(words[0])
     if not path.is_file():
         raise InputError("--script", f"{words[0]!r} is not a file", "give the path of a Python script that uses isthmus.join")
-    return (sys.executable, str(path.resolve()), *words[1:])
+    return sys.executable, str(path.resolve()), *words[1:]

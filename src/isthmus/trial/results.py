@@ -8,14 +8,15 @@ from importlib.metadata import version
 from typing import Any
 
 from isthmus import __version__
+from isthmus.bench import Speeds
+from isthmus.cost import Segment
 from isthmus.emulate import Tunnel
 from isthmus.fabric import Fabric
-from isthmus.plan import Prediction, Strategy
+from isthmus.plan import Assumption, Prediction, Strategy
 from isthmus.trial.measured import Measured
 from isthmus.trial.request import Setting, TrialRequest
-from isthmus.trial.scaling import Ratios, TunnelLinks
+from isthmus.trial.scaling import RealRatios, TunnelLinks
 from isthmus.trial.schedule import Steps
-from isthmus.trial.speeds import Speeds
 from isthmus.workload import parameter_count
 
 __all__ = ["StrategyRun", "results_document"]
@@ -39,11 +40,12 @@ class StrategyRun:
     seconds: float
     failure: str | None
     faults: list[dict[str, object]]
+    timeline: list[Segment]
 
 
-def results_document(  # noqa: PLR0913 -- one argument per part of the document
-    request: TrialRequest, setting: Setting, ratios: Ratios, links: TunnelLinks, calibration: Measured, speeds: Speeds,
-    runs: list[StrategyRun], tunnel: Tunnel,
+def results_document(  # noqa: PLR0913, PLR0917 -- one argument per part of the document
+    request: TrialRequest, setting: Setting, ratios: RealRatios, links: TunnelLinks, calibration: Measured, speeds: Speeds,
+    runs: list[StrategyRun], tunnel: Tunnel, assumptions: list[Assumption],
 ) -> dict[str, Any]:
     """The document; its layout is `report.results.read_results`'s."""
     return {
@@ -76,16 +78,16 @@ def results_document(  # noqa: PLR0913 -- one argument per part of the document
             "lateness_p99_s": max(c.late_p99_s for c in tunnel.counters().values()),
             "congestion_control": tunnel.congestion,
             "similitude": {
-                "transfer_over_compute": {"asked": ratios.transfer_over_compute, "achieved": links.achieved.transfer_over_compute},
-                "rtt_over_compute": {"asked": ratios.rtt_over_compute, "achieved": links.achieved.rtt_over_compute},
+                "transfer_over_compute": {"asked": ratios.ratios.transfer, "achieved": links.achieved.transfer},
+                "rtt_over_compute": {"asked": ratios.ratios.rtt, "achieved": links.achieved.rtt},
                 "left_out": list(links.left_out),
             },
         },
         "compute_s": calibration.off_step_s,
         "speeds": [asdict(row) for row in speeds.rows()],
-        "strategies": [_strategy(run, runs) for run in runs],
-        "faults": [fault | {"strategy": run.strategy.name} for run in runs for fault in run.faults],
-        "assumptions": [],
+        "strategies": [_strategy(run, run.measured, runs) for run in runs if run.measured is not None],
+        "faults": [fault for run in runs for fault in _faults(run)],
+        "assumptions": [assumption.model_dump() for assumption in assumptions],
     }
 
 
@@ -123,19 +125,22 @@ def _fabric(fabric: Fabric, source: str) -> dict[str, Any]:
     }
 
 
-def _strategy(run: StrategyRun, runs: list[StrategyRun]) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "name": run.strategy.name, "kind": run.strategy.kind, "codec": run.strategy.codec, "plan": run.plan,
-        "predicted": run.prediction.model_dump(mode="json"), "seconds": run.seconds, "failure": run.failure,
-        "timeline": [],
-    }
-    measured = run.measured
-    if measured is None:
-        return document
+def _faults(run: StrategyRun) -> list[dict[str, object]]:
+    """What was played, and how the run ended where a fault ended it; each row names its strategy."""
+    rows = [fault | {"what": f"{run.strategy.name}: {fault['what']}"} for fault in run.faults]
+    if run.failure is not None:
+        rows.append({"at_s": run.seconds, "what": f"{run.strategy.name}: ended early", "seen": run.failure})
+    return rows
+
+
+def _strategy(run: StrategyRun, measured: Measured, runs: list[StrategyRun]) -> dict[str, Any]:
     tokens = _equal_tokens(runs)
     loss = dict(measured.loss)
-    ranks = sum(1 for _ in measured.hashes)
-    return document | {
+    return {
+        "name": run.strategy.name, "kind": run.strategy.kind, "codec": run.strategy.codec, "plan": run.plan,
+        "predicted": run.prediction.model_dump(mode="json"),
+        "seconds": run.seconds,
+        "timeline": [asdict(segment) for segment in run.timeline],
         "measured": {
             "step_s": measured.step_s,
             "step_s_repeats": list(measured.step_s_repeats),
@@ -149,16 +154,15 @@ def _strategy(run: StrategyRun, runs: list[StrategyRun]) -> dict[str, Any]:
         "loss": [list(pair) for pair in measured.loss],
         "loss_at_equal_tokens": loss.get(tokens) if tokens is not None else None,
         "equal_tokens": tokens,
-        "replicas_equal": len(set(measured.hashes)) == 1 if ranks else None,
-        "hash": measured.hashes[0] if ranks else None,
+        "replicas_equal": len(set(measured.hashes)) == 1 if measured.hashes else None,
+        "hash": measured.hashes[0] if measured.hashes else None,
     }
 
 
 def _equal_tokens(runs: list[StrategyRun]) -> int | None:
     """The most tokens after which every strategy was evaluated."""
     seen = [{tokens for tokens, _ in run.measured.loss} for run in runs if run.measured is not None]
-    common = set.intersection(*seen) if seen else set[int]()
-    return max(common, default=None)
+    return max((tokens for tokens in (seen[0] if seen else ()) if all(tokens in other for other in seen)), default=None)
 
 
 def _wire_bytes_per_step(run: StrategyRun, measured: Measured) -> float:

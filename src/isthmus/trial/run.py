@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isthmus.cost import TrialInputs, predict_trial
+from isthmus.bench import Speeds, speeds_in
+from isthmus.cost import Segment, TrialInputs, predict_trial, trial_segments
 from isthmus.emulate import EmulatedLink, Tunnel, open_tunnel, probe
 from isthmus.errors import InfeasibleError, InputError
 from isthmus.plan import Assumption, Layout, Plan, Prediction, Strategy, save_plan
@@ -18,13 +19,14 @@ from isthmus.trial.request import Setting, TrialRequest, read_request
 from isthmus.trial.results import StrategyRun, results_document
 from isthmus.trial.scaling import TunnelLinks, links_for, real_ratios
 from isthmus.trial.schedule import Steps, calibration_steps, plan_steps
-from isthmus.trial.speeds import Speeds, measure_speeds
 from isthmus.trial.strategies import STRATEGIES
 
 __all__ = ["run_trial"]
 
 # Wide enough that the calibration run, which crosses the WAN only to start and in one step of fifteen, never waits for it.
 _OPEN_RATE_BYTES_PER_S, _OPEN_RTT_S = 125e6, 0.0
+# The least pipeline segment of the runtime's hierarchical all-reduce, which buckets of 1 MiB get.
+SEGMENT_BYTES = 1 << 18
 _RUN_LIMIT_FACTOR, _RUN_LIMIT_EXTRA_S = 6.0, 180.0
 
 
@@ -40,8 +42,9 @@ def run_trial(request: TrialRequest) -> dict[str, Any]:
     ratios = real_ratios(setting)  # refuses a workload that does not fit before anything is started
     output = _empty_folder(setting.output)
     with Progress() as progress, open_tunnel(nodes=setting.nodes, links=_open_links(setting)) as tunnel:
-        speeds = measure_speeds(tunnel, setting, output / "bench", progress)
         calibration = _calibrate(tunnel, setting, output / "calibration", progress)
+        progress.say("codec and copy speeds (as isthmus bench) ...")
+        speeds = speeds_in(tunnel, setting.nodes, calibration.gradient_bytes)
         links = links_for(setting, ratios, calibration)
         for link in links.links:
             tunnel.set_link(*link.between, rate_bytes_per_s=link.rate_bytes_per_s, rtt_s=link.rtt_s,
@@ -53,10 +56,12 @@ def run_trial(request: TrialRequest) -> dict[str, Any]:
         plans = _write_plans(setting, predictions, inputs, links, output)
         progress.say(f"predictions written to {output}/plan-*.yaml; each strategy now runs {steps.trained} training steps")
         runs = [
-            _run(tunnel, setting, strategy, _Run(plans[strategy.name], steps, predictions[strategy.name]), progress)
+            _run(tunnel, setting, strategy, _Run(plans[strategy.name], steps, predictions[strategy.name],
+                                                 trial_segments(strategy, inputs[strategy.name])), progress)
             for strategy in setting.strategies
         ]
-        results = results_document(request, setting, ratios, links, calibration, speeds, runs, tunnel)
+        results = results_document(request, setting, ratios, links, calibration, speeds, runs, tunnel,
+                                   _distinct([row for known in inputs.values() for row in _assumptions(known, links)]))
     _write_results(results, output)
     return results
 
@@ -66,6 +71,11 @@ class _Run:
     plan: Path
     steps: Steps
     prediction: Prediction
+    timeline: list[Segment]
+
+
+def _distinct(rows: list[Assumption]) -> list[Assumption]:
+    return list({(row.name, row.value): row for row in rows}.values())
 
 
 def _empty_folder(output: Path) -> Path:
@@ -80,7 +90,7 @@ def _empty_folder(output: Path) -> Path:
             (output / name).unlink(missing_ok=True)
         for path in output.glob("plan-*.yaml"):
             path.unlink()
-        for name in ("bench", "calibration", *(f"run-{strategy}" for strategy in STRATEGIES)):
+        for name in ("calibration", *(f"run-{strategy}" for strategy in STRATEGIES)):
             shutil.rmtree(output / name, ignore_errors=True)
     output.mkdir(parents=True, exist_ok=True)
     return output
@@ -128,14 +138,14 @@ def _inputs(strategy: Strategy, setting: Setting, links: TunnelLinks, calibratio
         tokens_per_step=round(calibration.tokens_per_step),
         compute_s=calibration.off_step_s,
         backward_fraction=calibration.backward_fraction,
-        rate_bytes_per_s=links.slowest.rate_bytes_per_s,
+        rate_bytes_per_s=links.rate_bytes_per_s,
         rtt_s=links.slowest.rtt_s,
         buckets=calibration.buckets,
         codec_encode_bytes_per_s=codec.encode_bytes_per_s if codec else None,
         codec_decode_bytes_per_s=codec.decode_bytes_per_s if codec else None,
         copy_bytes_per_s=speeds.copy_bytes_per_s,
         links_per_region=1 if len(regions) == 2 else len(regions) - 1,
-        chunk_bytes=speeds.segment_bytes,
+        chunk_bytes=SEGMENT_BYTES,
     )
 
 
@@ -173,11 +183,11 @@ def _assumptions(inputs: TrialInputs, links: TunnelLinks) -> list[Assumption]:
         Assumption(name="backward pass, share of the step", value=inputs.backward_fraction, unit="",
                    source="measured before the predicted runs, same ranks (calibration/)"),
         Assumption(name="reduce-scatter + all-gather in the region", value=inputs.copy_bytes_per_s, unit="B/s",
-                   source="isthmus bench (bench/)"),
+                   source="isthmus bench, in this tunnel before the runs"),
     ]
     for name, value in (("encode", inputs.codec_encode_bytes_per_s), ("decode", inputs.codec_decode_bytes_per_s)):
         if value is not None:
-            rows.append(Assumption(name=f"codec {name}, of fp32", value=value, unit="B/s", source="isthmus bench (bench/)"))
+            rows.append(Assumption(name=f"codec {name}, of fp32", value=value, unit="B/s", source="isthmus bench, in this tunnel before the runs"))
     return rows
 
 
@@ -215,15 +225,16 @@ def _run(tunnel: Tunnel, setting: Setting, strategy: Strategy, run: _Run, progre
                               f"it must run {run.steps.all} optimizer steps, as cluster.batches does by itself")
     return StrategyRun(strategy=strategy, plan=run.plan.name, prediction=run.prediction, steps=run.steps,
                        measured=measured, wire_bytes=player.wire_bytes(), seconds=player.seconds(), failure=failure,
-                       faults=player.seen())
+                       faults=player.seen(), timeline=run.timeline)
 
 
 def _write_results(results: dict[str, Any], output: Path) -> None:
     partial = output / "results.json.partial"
     partial.write_text(json.dumps(results, indent=1, ensure_ascii=False), encoding="utf-8")
     partial.replace(output / "results.json")
-    from isthmus.report import write_trial_page
+    if results["strategies"]:
+        from isthmus.report import write_trial_page
 
-    write_trial_page(results, output / "report.html")
+        write_trial_page(results, output / "report.html")
 
 

@@ -18,7 +18,10 @@ def show_results(results: dict[str, Any], *, as_json: bool, output: Path) -> Non
         print(json.dumps(results, indent=1, ensure_ascii=False))
     else:
         console = Console()
-        console.print(trial_table(results))
+        if results["strategies"]:
+            console.print(trial_table(results))
+        for fault in results["faults"]:
+            console.print(f"at {fault['at_s']:.1f} s, {fault['what']}: {fault['seen']}", markup=False, highlight=False)
         for line in similitude_lines(results):
             console.print(line, markup=False, highlight=False)
     print(f"report: {output / 'report.html'}\nresults: {output / 'results.json'}\nplans: {output}/plan-*.yaml",
