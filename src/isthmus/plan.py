@@ -79,8 +79,9 @@ class Layout(Document):
 class Prediction(Document):
     """What one step will take, per optimizer step; outer syncs are amortised over their inner steps.
 
-    `utilisation` is tokens/s with the WAN over tokens/s of the same ranks with inter-region communication
-    off. `wan_bytes_per_step` leave the busiest region, headers included where the transport is known.
+    `step_s` is `compute_s`, the bubble where there is a pipeline, and `exposed_s`. `utilisation` is tokens/s
+    with the WAN over tokens/s of the same ranks with inter-region communication off. `wan_bytes_per_step`
+    leave the busiest region, headers included where the transport is known.
     """
 
     step_s: Amount
@@ -141,8 +142,9 @@ def load_plan(path: Path | str) -> Plan:
 
 def save_plan(plan: Plan, path: Path | str) -> None:
     """Write `plan` as YAML; the old file stays whole until the new one is complete."""
-    dump = yaml.safe_dump  # pyright: ignore[reportUnknownMemberType]
-    text = dump(plan.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
+    text = yaml.safe_dump(  # pyright: ignore[reportUnknownMemberType]
+        plan.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110
+    )
     partial = Path(f"{path}.partial")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)

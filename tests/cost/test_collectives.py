@@ -81,9 +81,7 @@ def test_never_beats_the_bandwidth_bound(size: float, ranks: int, link: Link) ->
 
 
 @given(SIZES, st.floats(1, 10), RANKS, links(1e-9))
-def test_more_bytes_or_less_bandwidth_never_take_less_time(
-    size: float, factor: float, ranks: int, link: Link
-) -> None:
+def test_more_bytes_or_less_bandwidth_never_take_less_time(size: float, factor: float, ranks: int, link: Link) -> None:
     slower = Link(
         latency_s=link.latency_s * factor,
         bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / factor,
@@ -103,24 +101,18 @@ def test_reduce_scatter_then_all_gather_is_an_all_reduce(size: float, ranks: int
 
 @given(SIZES, RANKS, links(1e-9))
 def test_a_hierarchy_of_one_level_is_the_ring(size: float, ranks: int, link: Link) -> None:
-    assert hierarchical_all_reduce_s(size, [Tier(members=ranks, link=link)]) == ring_all_reduce_s(
-        size, ranks, link
-    )
+    assert hierarchical_all_reduce_s(size, [Tier(members=ranks, link=link)]) == ring_all_reduce_s(size, ranks, link)
 
 
 @given(SIZES, st.lists(st.integers(2, 64), min_size=1, max_size=4))
-def test_levels_of_equal_links_without_latency_move_as_much_as_one_ring(
-    size: float, members: list[int]
-) -> None:
+def test_levels_of_equal_links_without_latency_move_as_much_as_one_ring(size: float, members: list[int]) -> None:
     # RS + AG over g1, then S/g1 over g2, ... telescopes to 2 (n-1)/n S with n the product.
     link = Link(latency_s=0, bandwidth_bytes_per_s=1e9, source="test")
     ranks = 1
     for count in members:
         ranks *= count
     tiers = [Tier(members=count, link=link) for count in members]
-    assert hierarchical_all_reduce_s(size, tiers) == pytest.approx(
-        ring_all_reduce_s(size, ranks, link), rel=1e-9
-    )
+    assert hierarchical_all_reduce_s(size, tiers) == pytest.approx(ring_all_reduce_s(size, ranks, link), rel=1e-9)
 
 
 @given(SIZES, links(1e-9))
@@ -140,15 +132,11 @@ def test_wan_hops_of_a_blind_ring_are_those_of_its_longest_chain(regions: int, r
 
 
 @given(SIZES, st.integers(2, 4), st.integers(2, 64))
-def test_a_blind_ring_carries_more_over_the_wan_than_a_hierarchy_needs(
-    size: float, regions: int, ranks: int
-) -> None:
+def test_a_blind_ring_carries_more_over_the_wan_than_a_hierarchy_needs(size: float, regions: int, ranks: int) -> None:
     local = Link(latency_s=0, bandwidth_bytes_per_s=1e15, source="test")
     wan = Link(latency_s=0, bandwidth_bytes_per_s=1e9, source="test")
     rail = Link(latency_s=0, bandwidth_bytes_per_s=1e9 / ranks, source="test")
     flat = flat_ring_across_regions_s(size, regions, ranks, local, wan)
-    split = hierarchical_all_reduce_s(
-        size, [Tier(members=ranks, link=local), Tier(members=regions, link=rail)]
-    )
+    split = hierarchical_all_reduce_s(size, [Tier(members=ranks, link=local), Tier(members=regions, link=rail)])
     n = regions * ranks
     assert flat / split == pytest.approx((n - 1) / n / ((regions - 1) / regions), rel=1e-3)

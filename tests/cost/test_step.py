@@ -40,9 +40,7 @@ def test_delay_never_costs_and_no_delay_is_blocking(sync: float, inner: int, del
     assert blocking_sync_s(sync, 1) == sync
 
 
-def _played_pipeline_s(
-    stages: int, micro_batches: int, slot: float, crossing: float, in_flight_extra: int
-) -> float:
+def _played_pipeline_s(stages: int, micro_batches: int, slot: float, crossing: float, in_flight_extra: int) -> float:
     """1F1B played: stage k sends forward micro-batches down and gets gradients back; the middle edge takes
     `crossing`.
 
@@ -81,16 +79,12 @@ def _played_pipeline_s(
 
 
 @given(st.sampled_from([2, 4, 8]), st.integers(24, 64), st.floats(0.0, 4.0))
-def test_a_played_pipeline_over_the_wan_takes_what_the_formula_says(
-    stages: int, micro_batches: int, crossing: float
-) -> None:
+def test_a_played_pipeline_over_the_wan_takes_what_the_formula_says(stages: int, micro_batches: int, crossing: float) -> None:
     slot = 1.0
     extra = pipeline_warm_up_extra(slot, crossing, 1)
     here = _played_pipeline_s(stages, micro_batches, slot, 0.0, 0)
     apart = _played_pipeline_s(stages, micro_batches, slot, crossing, extra)
-    assert here == pytest.approx(
-        micro_batches * slot * (1 + pipeline_bubble_fraction(stages, micro_batches)), rel=1e-9
-    )
+    assert here == pytest.approx(micro_batches * slot * (1 + pipeline_bubble_fraction(stages, micro_batches)), rel=1e-9)
     exposed = pipeline_wan_exposed_s(micro_batches, slot, crossing, 0.0, 1)
     assert apart - here == pytest.approx(exposed, abs=1e-6)
 

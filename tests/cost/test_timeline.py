@@ -1,10 +1,12 @@
 """Overlap: by hand, and bounds that hold for any buckets."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.cost.timeline import Stage, overlap_timeline, ready_times_s
+from isthmus.cost.timeline import Stage, equal_buckets_exposed_s, overlap_timeline, ready_times_s
 
 TIMES = st.floats(0, 10)
 STAGES = st.lists(
@@ -51,9 +53,7 @@ def test_exposed_lies_between_the_last_bucket_and_all_of_them(
     assert timeline.exposed_s <= sum(stage.total_s for stage in stages) * (1 + 1e-9)
     assert timeline.exposed_s >= stages[-1].total_s * (1 - 1e-9) - 1e-9
     assert timeline.exposed_s >= sum(stage.wire_s for stage in stages) - compute * backward - 1e-9
-    assert all(
-        a.end_s <= b.end_s + 1e-9 for a, b in zip(timeline.buckets, timeline.buckets[1:], strict=False)
-    )
+    assert all(a.end_s <= b.end_s + 1e-9 for a, b in pairwise(timeline.buckets))
 
 
 @given(STAGES, st.floats(0.01, 20), st.floats(0, 1))
@@ -69,3 +69,15 @@ def test_without_a_backward_pass_nothing_hides(stages: list[Stage], compute: flo
     assert serial.exposed_s >= sum(stage.wire_s for stage in stages) - 1e-9
     moved = overlap_timeline([0.0] * len(stages), stages, 0.0)
     assert serial.exposed_s == pytest.approx(moved.step_s, rel=1e-9, abs=1e-9)
+
+
+@given(
+    st.integers(1, 40),
+    st.builds(Stage, before_s=TIMES, wire_s=TIMES, latency_s=TIMES, after_s=TIMES),
+    st.floats(0.01, 20),
+    st.floats(0, 1),
+)
+def test_equal_buckets_in_one_expression_are_those_played(count: int, stage: Stage, compute: float, backward: float) -> None:
+    ready = ready_times_s([1.0] * count, compute, backward)
+    played = overlap_timeline(ready, [stage] * count, compute).exposed_s
+    assert equal_buckets_exposed_s(count, stage, compute * backward) == pytest.approx(played, rel=1e-9, abs=1e-9)

@@ -42,12 +42,8 @@ def test_no_stream_count_beats_the_link_and_no_rtt_helps(
 ) -> None:
     limit = tcp_rate_bytes_per_s(rate, rtt, loss, streams, window)
     assert 0 < limit.rate_bytes_per_s <= rate * payload_fraction()
-    assert (
-        tcp_rate_bytes_per_s(rate, rtt * 2, loss, streams, window).rate_bytes_per_s <= limit.rate_bytes_per_s
-    )
-    assert (
-        tcp_rate_bytes_per_s(rate, rtt, loss, streams + 1, window).rate_bytes_per_s >= limit.rate_bytes_per_s
-    )
+    assert tcp_rate_bytes_per_s(rate, rtt * 2, loss, streams, window).rate_bytes_per_s <= limit.rate_bytes_per_s
+    assert tcp_rate_bytes_per_s(rate, rtt, loss, streams + 1, window).rate_bytes_per_s >= limit.rate_bytes_per_s
 
 
 @given(RATES, RTTS, LOSSES, st.floats(1e4, 1e9))
@@ -56,8 +52,6 @@ def test_as_many_streams_as_advised_fill_the_link_and_one_fewer_does_not(
 ) -> None:
     streams = streams_to_fill(rate, rtt, loss, window)
     full = rate * payload_fraction()
-    assert tcp_rate_bytes_per_s(rate, rtt, loss, streams, window).rate_bytes_per_s == pytest.approx(
-        full, rel=1e-9
-    )
+    assert tcp_rate_bytes_per_s(rate, rtt, loss, streams, window).rate_bytes_per_s == pytest.approx(full, rel=1e-9)
     if streams > 1:
         assert tcp_rate_bytes_per_s(rate, rtt, loss, streams - 1, window).bind != "link"

@@ -83,9 +83,7 @@ def test_a_slower_longer_link_or_a_bigger_model_never_helps(strategy: Strategy, 
     far = predict_trial(strategy, replace(INPUTS, rtt_s=INPUTS.rtt_s * factor))
     big = predict_trial(
         strategy,
-        replace(
-            INPUTS, gradient_bytes=16e6 * factor, buckets=tuple(size * factor for size in INPUTS.buckets)
-        ),
+        replace(INPUTS, gradient_bytes=16e6 * factor, buckets=tuple(size * factor for size in INPUTS.buckets)),
     )
     for other in (slow, far, big):
         assert other.step_s >= base.step_s - 1e-9
@@ -96,20 +94,13 @@ def test_a_slower_longer_link_or_a_bigger_model_never_helps(strategy: Strategy, 
 def test_syncing_every_step_locally_is_the_exchange_without_overlap_or_reduce_scatter() -> None:
     local = Strategy(name="k1", kind="local-steps", inner_steps=1)
     inputs = replace(INPUTS, buckets=(16e6,), copy_bytes_per_s=1e15)
-    assert predict_trial(local, inputs).step_s == pytest.approx(
-        predict_trial(HIERARCHICAL, inputs).step_s, rel=1e-7
-    )
+    assert predict_trial(local, inputs).step_s == pytest.approx(predict_trial(HIERARCHICAL, inputs).step_s, rel=1e-7)
 
 
 def test_strategies_come_in_the_order_that_the_emulator_measured() -> None:
-    flat, hierarchical, bf16, int4, local, delayed = (
-        predict_trial(strategy, INPUTS).step_s for strategy in ALL
-    )
+    flat, hierarchical, bf16, int4, local, delayed = (predict_trial(strategy, INPUTS).step_s for strategy in ALL)
     assert flat > hierarchical > bf16 > int4 > local > delayed
-    assert (
-        predict_trial(ALL[3], INPUTS).wan_bytes_per_step
-        <= 0.14 * predict_trial(HIERARCHICAL, INPUTS).wan_bytes_per_step
-    )
+    assert predict_trial(ALL[3], INPUTS).wan_bytes_per_step <= 0.14 * predict_trial(HIERARCHICAL, INPUTS).wan_bytes_per_step
 
 
 def test_chunks_hide_the_copies_of_one_big_bucket_behind_its_wire() -> None:

@@ -69,9 +69,7 @@ def ring_all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
     Leaves out: the additions, kernel launch. Source: Patarasuk & Yuan, J. Parallel Distrib. Comput. 69(2),
     2009; root term ours, after the pipelined chain S/B + 2 sqrt((d-1) a S/B).
     """
-    return 2 * (ranks - 1) * (link.latency_s + size_bytes / ranks / link.bandwidth_bytes_per_s) + _ramp_s(
-        size_bytes, ranks, link
-    )
+    return 2 * (ranks - 1) * (link.latency_s + size_bytes / ranks / link.bandwidth_bytes_per_s) + _ramp_s(size_bytes, ranks, link)
 
 
 def ring_reduce_scatter_s(size_bytes: float, ranks: int, link: Link) -> float:
@@ -120,11 +118,7 @@ def nvls_all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
     return (
         0.0
         if ranks == 1
-        else (
-            link.latency_s
-            + (ranks + 1) / ranks * size_bytes / link.bandwidth_bytes_per_s
-            + _ramp_s(size_bytes, ranks, link)
-        )
+        else (link.latency_s + (ranks + 1) / ranks * size_bytes / link.bandwidth_bytes_per_s + _ramp_s(size_bytes, ranks, link))
     )
 
 
@@ -149,11 +143,7 @@ def root_all_reduce_s(size_bytes: float, members: int, link: Link) -> float:
     Leaves out: trees, which would cut the factor m - 1 to log2 m. Source: ours; see MPI_Reduce linear
     algorithm.
     """
-    return (
-        0.0
-        if members == 1
-        else 2 * (link.latency_s + (members - 1) * size_bytes / link.bandwidth_bytes_per_s)
-    )
+    return 0.0 if members == 1 else 2 * (link.latency_s + (members - 1) * size_bytes / link.bandwidth_bytes_per_s)
 
 
 def hierarchical_all_reduce_s(size_bytes: float, tiers: Sequence[Tier]) -> float:
@@ -173,9 +163,7 @@ def hierarchical_all_reduce_s(size_bytes: float, tiers: Sequence[Tier]) -> float
     )
 
 
-def flat_ring_across_regions_s(
-    size_bytes: float, regions: int, ranks_per_region: int, local: Link, wan: Link
-) -> float:
+def flat_ring_across_regions_s(size_bytes: float, regions: int, ranks_per_region: int, local: Link, wan: Link) -> float:
     """Seconds for one ring over all ranks, region by region, blind to where the WAN is.
 
         t = c a_w + (2 (n - 1) - c) a_l + 2 (n - 1) / n * S / min(B_l, B_w) + r_l sqrt(S),   n = R g

@@ -17,7 +17,7 @@ from isthmus.cost.efficiency import (
     TCP_WINDOW,
 )
 from isthmus.cost.step import swap_bytes
-from isthmus.cost.transport import Limit, nccl_window_bytes, streams_to_fill, tcp_rate_bytes_per_s
+from isthmus.cost.transport import Limit, nccl_window_bytes, payload_fraction, streams_to_fill, tcp_rate_bytes_per_s
 from isthmus.fabric import Fabric, NodeGroup
 from isthmus.fabric.entries import number
 from isthmus.fabric.levels import levels
@@ -59,6 +59,7 @@ class Wan:
         limit: Payload rate of the uplink with isthmus's own streams, and what binds it.
         streams: TCP streams of one rail that this rate takes; 1 for RDMA.
         flat: Payload rate of NCCL's ring across, and what binds it.
+        payload_share: Payload in what crosses; the rest is headers.
     """
 
     regions: int
@@ -69,6 +70,7 @@ class Wan:
     limit: Limit
     streams: int
     flat: Limit
+    payload_share: float
 
     @property
     def one_way_s(self) -> float:
@@ -147,10 +149,11 @@ def wan_pipe(fabric: Fabric) -> Wan | None:
     rate, rtt_s = level.bandwidth_bytes_per_s, 2 * level.latency_s
     loss = max(link.loss for link in fabric.wan)
     if all(link.transport == "rdma" for link in fabric.wan):
-        limit, streams = Limit(rate * RDMA_PAYLOAD.value, "link"), 1
+        share, streams = RDMA_PAYLOAD.value, 1
+        limit = Limit(rate * share, "link")
     else:
         needed = -(-streams_to_fill(rate, rtt_s, loss, TCP_WINDOW.value) // rails)
-        streams = min(STREAMS_MAX, max(STREAMS_MIN, needed))
+        share, streams = payload_fraction(), min(STREAMS_MAX, max(STREAMS_MIN, needed))
         limit = tcp_rate_bytes_per_s(rate, rtt_s, loss, streams * rails, TCP_WINDOW.value)
     channels = int(NCCL_CHANNELS.value)
     window = nccl_window_bytes(channels, NCCL_BUFFER.value) / channels
@@ -163,6 +166,7 @@ def wan_pipe(fabric: Fabric) -> Wan | None:
         limit=limit,
         streams=streams,
         flat=tcp_rate_bytes_per_s(rate, rtt_s, loss, channels, window),
+        payload_share=share,
     )
 
 

@@ -52,9 +52,7 @@ def pipeline_warm_up_extra(slot_s: float, crossing_s: float, crossings: int) -> 
     return ceil(2 * crossings * crossing_s / slot_s)
 
 
-def pipeline_wan_exposed_s(
-    micro_batches: int, slot_s: float, crossing_s: float, wire_s: float, crossings: int
-) -> float:
+def pipeline_wan_exposed_s(micro_batches: int, slot_s: float, crossing_s: float, wire_s: float, crossings: int) -> float:
     """Seconds a pipeline over regions takes longer than the same pipeline on one site, deep enough warmed up.
 
         t = 2 x c + max(0, w - t_s) m

@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["BucketTime", "Stage", "Timeline", "overlap_timeline", "ready_times_s"]
+__all__ = [
+    "BucketTime",
+    "Stage",
+    "Timeline",
+    "equal_buckets_exposed_s",
+    "overlap_timeline",
+    "ready_times_s",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +81,7 @@ def ready_times_s(sizes_bytes: Sequence[float], compute_s: float, backward_fract
     return ready
 
 
-def overlap_timeline(
-    ready_s: Sequence[float], stages: Sequence[Stage], compute_s: float, shared_cores: bool = False
-) -> Timeline:
+def overlap_timeline(ready_s: Sequence[float], stages: Sequence[Stage], compute_s: float, shared_cores: bool = False) -> Timeline:
     """Play buckets through rank -> wire -> rank, each serial and in order, while the backward pass goes on.
 
     Args:
@@ -103,3 +108,16 @@ def overlap_timeline(
     work = sum(stage.before_s + stage.after_s for stage in stages) if shared_cores else 0.0
     finish = max(compute_s + work, after_free) if times else compute_s
     return Timeline(buckets=tuple(times), compute_s=compute_s, exposed_s=max(0.0, finish - compute_s))
+
+
+def equal_buckets_exposed_s(count: int, stage: Stage, window_s: float) -> float:
+    """Exposed seconds of `count` equal buckets that become ready evenly over the last `window_s` of the compute.
+
+        t = total + max(0, (n - 1) (m - w / n))
+
+    n = count, total = stage.total_s, m = its longest serial part, w = window_s. Either the last bucket counts,
+    ready when the compute ends; or the first, ready (n - 1)/n w earlier, and then n - 1 turns of the slowest part.
+    What `overlap_timeline` plays, in one expression, where ranks' work does not take turns with the compute.
+    """
+    slowest = max(stage.before_s, stage.wire_s, stage.after_s)
+    return stage.total_s + max(0.0, (count - 1) * (slowest - window_s / count))

@@ -64,9 +64,7 @@ def mathis_rate_bytes_per_s(loss: float, rtt_s: float, mss_bytes: float = 1448) 
     return mss_bytes / rtt_s * MATHIS_CONSTANT / sqrt(loss) if loss > 0 and rtt_s > 0 else inf
 
 
-def tcp_rate_bytes_per_s(
-    link_rate_bytes_per_s: float, rtt_s: float, loss: float, streams: int, window_bytes: float
-) -> Limit:
+def tcp_rate_bytes_per_s(link_rate_bytes_per_s: float, rtt_s: float, loss: float, streams: int, window_bytes: float) -> Limit:
     """Payload rate of `streams` equal TCP streams together, and what binds it.
 
         min(R * 1448/1500, N W / RTT, N * Mathis)

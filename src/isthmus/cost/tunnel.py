@@ -94,9 +94,7 @@ def exchange_limit_s(size_bytes: float, regions: int, rate_bytes_per_s: float, r
     return swap_bytes(size_bytes, regions) / (rate_bytes_per_s * payload_fraction()) + rtt_s / 2
 
 
-def exchange_s(
-    size_bytes: float, strategy: Strategy, inputs: TrialInputs, reduce_in_region: bool = True
-) -> float:
+def exchange_s(size_bytes: float, strategy: Strategy, inputs: TrialInputs, reduce_in_region: bool = True) -> float:
     """Seconds of one hierarchical all-reduce of `size_bytes` of fp32 with nothing else going on."""
     stages = [_stage(piece, strategy, inputs, reduce_in_region) for piece in _pieces(size_bytes, inputs)]
     return overlap_timeline([0.0] * len(stages), stages, 0.0, shared_cores=False).exposed_s
@@ -111,9 +109,7 @@ def _flat(inputs: TrialInputs) -> Prediction:
         local_bytes_per_s=inputs.copy_bytes_per_s,
     )
     wires = [gloo_ring_all_reduce_s(size, ring) for size in inputs.buckets]
-    timeline = _play(
-        inputs, [[Stage(before_s=0.0, wire_s=wire, latency_s=0.0, after_s=0.0)] for wire in wires]
-    )
+    timeline = _play(inputs, [[Stage(before_s=0.0, wire_s=wire, latency_s=0.0, after_s=0.0)] for wire in wires])
     wire_bytes = 2 * (ring.ranks - 1) / ring.ranks * inputs.gradient_bytes
     formula = (
         f"gloo ring over {ring.ranks} ranks, buckets in the order of the backward pass, one after another: "
@@ -121,15 +117,11 @@ def _flat(inputs: TrialInputs) -> Prediction:
         f"2(n-1)/n S = {show_bytes(wire_bytes)} over one edge at {show_rate(inputs.payload_bytes_per_s)}, "
         f"two segments of <= 1 MiB in flight, one way {show_seconds(inputs.rtt_s / 2)}"
     )
-    return _prediction(
-        inputs, timeline.step_s - inputs.compute_s, wire_bytes / payload_fraction(), 4.0, formula
-    )
+    return _prediction(inputs, timeline.step_s - inputs.compute_s, wire_bytes / payload_fraction(), 4.0, formula)
 
 
 def _hierarchical(strategy: Strategy, inputs: TrialInputs) -> Prediction:
-    by_bucket = [
-        [_stage(piece, strategy, inputs, True) for piece in _pieces(size, inputs)] for size in inputs.buckets
-    ]
+    by_bucket = [[_stage(piece, strategy, inputs, True) for piece in _pieces(size, inputs)] for size in inputs.buckets]
     timeline = _play(inputs, by_bucket)
     stages = [stage for pieces in by_bucket for stage in pieces]
     wire_bytes = _wire_bytes(inputs.gradient_bytes, strategy, inputs)
@@ -140,9 +132,7 @@ def _hierarchical(strategy: Strategy, inputs: TrialInputs) -> Prediction:
         f"rank's own work {show_seconds(sum(stage.before_s + stage.after_s for stage in stages))}, "
         f"one way {show_seconds(inputs.rtt_s / 2)}"
     )
-    return _prediction(
-        inputs, timeline.step_s - inputs.compute_s, wire_bytes / payload_fraction(), 4.0, formula
-    )
+    return _prediction(inputs, timeline.step_s - inputs.compute_s, wire_bytes / payload_fraction(), 4.0, formula)
 
 
 def _local_steps(strategy: Strategy, inputs: TrialInputs) -> Prediction:
@@ -171,9 +161,7 @@ def _play(inputs: TrialInputs, stages: list[list[Stage]]) -> Timeline:
     busy = max(0.0, inputs.compute_s - sum(inputs.buckets) / inputs.copy_bytes_per_s)
     ready = ready_times_s(inputs.buckets, busy, inputs.backward_fraction)
     times = [time for time, pieces in zip(ready, stages, strict=True) for _ in pieces]
-    return overlap_timeline(
-        times, [stage for pieces in stages for stage in pieces], busy, inputs.shared_cores
-    )
+    return overlap_timeline(times, [stage for pieces in stages for stage in pieces], busy, inputs.shared_cores)
 
 
 def _pieces(size_bytes: float, inputs: TrialInputs) -> list[float]:
@@ -182,11 +170,7 @@ def _pieces(size_bytes: float, inputs: TrialInputs) -> list[float]:
 
 
 def _wire_bytes(size_bytes: float, strategy: Strategy, inputs: TrialInputs) -> float:
-    return (
-        swap_bytes(size_bytes, len(inputs.regions))
-        * codec_ratio(strategy.codec)
-        * (1 + inputs.frame_overhead)
-    )
+    return swap_bytes(size_bytes, len(inputs.regions)) * codec_ratio(strategy.codec) * (1 + inputs.frame_overhead)
 
 
 def _stage(size_bytes: float, strategy: Strategy, inputs: TrialInputs, reduce_in_region: bool) -> Stage:
@@ -203,8 +187,7 @@ def _stage(size_bytes: float, strategy: Strategy, inputs: TrialInputs, reduce_in
     decode = regions * shard / _speed(inputs.codec_decode_bytes_per_s, strategy) if coded else 0.0
     return Stage(
         before_s=(half_copy if reduce_in_region else 0.0) + encode,
-        wire_s=_wire_bytes(size_bytes, strategy, inputs)
-        / (inputs.payload_bytes_per_s * inputs.links_per_region),
+        wire_s=_wire_bytes(size_bytes, strategy, inputs) / (inputs.payload_bytes_per_s * inputs.links_per_region),
         latency_s=inputs.rtt_s / 2 * (1 if regions <= 2 else 2),
         after_s=half_copy + decode,
     )
@@ -212,15 +195,11 @@ def _stage(size_bytes: float, strategy: Strategy, inputs: TrialInputs, reduce_in
 
 def _speed(bytes_per_s: float | None, strategy: Strategy) -> float:
     if bytes_per_s is None:
-        raise InfeasibleError(
-            f"no codec speed for {strategy.codec}", "codec speed must be measured first: isthmus bench"
-        )
+        raise InfeasibleError(f"no codec speed for {strategy.codec}", "codec speed must be measured first: isthmus bench")
     return bytes_per_s
 
 
-def _prediction(
-    inputs: TrialInputs, exposed_s: float, wan_bytes: float, buffers: float, formula: str
-) -> Prediction:
+def _prediction(inputs: TrialInputs, exposed_s: float, wan_bytes: float, buffers: float, formula: str) -> Prediction:
     exposed = max(0.0, exposed_s)
     step = inputs.compute_s + exposed
     return Prediction(

@@ -15,7 +15,7 @@ __all__ = ["RISKS", "layouts", "over_all", "risk", "runs", "strategies", "whole_
 
 LOCAL_STEPS = (20, 100, 500)
 DEGREES = (1, 2, 4, 8)
-ZERO_STAGES: dict[str, tuple[Literal[0, 1, 2, 3], ...]] = {"sharded-zero3": (3,), "sharded-optimizer": (1,)}
+ZERO_STAGES: dict[str, tuple[Literal[0, 1, 2, 3], ...]] = {"sharded-zero3": (3,), "sharded-zero1": (1,)}
 RECOMPUTE: tuple[Recompute, ...] = ("none", "full")
 
 RISKS = (
@@ -23,9 +23,9 @@ RISKS = (
     "very low: gradients rounded to 16 bits between regions",
     "low: 8-bit gradients with error feedback",
     "medium: 4-bit gradients with error feedback; compare the loss on a short run",
-    "medium: regions drift for 20 steps",
+    "raised: regions drift for 20 steps",
     "high: regions drift for 100 steps; needs a tuned outer optimizer",
-    "high: regions drift for 500 steps (DiLoCo, arXiv 2311.08105, began from a trained model)",
+    "very high: regions drift for 500 steps (DiLoCo, arXiv 2311.08105, began from a trained model)",
 )
 """What a strategy may do to the loss, rising; the place in this list is what candidates are compared by."""
 
@@ -97,13 +97,9 @@ def layouts(setting: Setting, strategy: Strategy) -> Iterator[Axes]:
     stages = _stage_counts(setting, strategy)
     zeros = ZERO_STAGES.get(strategy.name, (0, 1) if strategy.kind == "pipeline" else (0, 1, 3))
     for pp, tp, zero, micro, recompute in product(stages, DEGREES, zeros, (1, 2, 4, 8, 16), RECOMPUTE):
-        if tp > setting.node_gpus or any(
-            gpus % _grid(setting, strategy, tp, pp) for gpus in setting.region_gpus
-        ):
+        if tp > setting.node_gpus or any(gpus % _grid(setting, strategy, tp, pp) for gpus in setting.region_gpus):
             continue
-        axes = Axes(
-            dp=setting.gpus // (tp * pp), tp=tp, pp=pp, zero=zero, micro_batch=micro, recompute=recompute
-        )
+        axes = Axes(dp=setting.gpus // (tp * pp), tp=tp, pp=pp, zero=zero, micro_batch=micro, recompute=recompute)
         if axes.dp * micro > setting.workload.sequences_per_step:
             continue
         try:

@@ -41,9 +41,7 @@ def why(ranked: list[Candidate], refused: list[Candidate], tolerance: float) -> 
     if len(ranked) > 1:
         text += " " + _against(winner, ranked[1], tolerance)
     if refused:
-        text += (
-            f" {len(refused)} of {len(ranked) + len(refused)} strategies are refused: {_common_bind(refused)}"
-        )
+        text += f" {len(refused)} of {len(ranked) + len(refused)} strategies are refused: {_common_bind(refused)}"
     return text
 
 

@@ -1,0 +1,129 @@
+"""`isthmus plan`: every strategy priced on a fabric, one chosen, and why."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from isthmus.fabric import read_fabric
+from isthmus.plan import Candidate, Layout, Plan, save_plan
+from isthmus.planner import choose_plan
+from isthmus.units import show_bytes, show_seconds
+from isthmus.workload import read_workload
+
+EXAMPLES = """Examples:
+
+isthmus plan examples/shenzhen-shanghai.yaml llama-3-8b
+
+isthmus plan examples/shenzhen-shanghai-8.yaml examples/workloads/gpt3-175b-1024.yaml -o plan.yaml
+
+isthmus plan examples/singapore-tokyo.yaml llama-3-70b --json
+"""
+
+
+def plan(
+    fabric: Annotated[Path, typer.Argument(help="A fabric.yaml.")],
+    workload: Annotated[
+        str, typer.Argument(help="A preset, a workload.yaml, or a Hugging Face config.json.")
+    ],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON on stdout.")] = False,
+) -> None:
+    """Predict every strategy on a fabric and choose one, with reasons.
+
+    The quickest step wins; of the strategies within a few per cent of it, the one that risks the loss least.
+    """
+    chosen = choose_plan(read_fabric(fabric), read_workload(workload))
+    if output is not None:
+        save_plan(chosen, output)
+        print(f"plan written to {output}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(chosen.model_dump(mode="json"), indent=2))
+        return
+    _show(chosen, Console())
+
+
+def _show(chosen: Plan, console: Console) -> None:
+    console.print(f"{chosen.workload} on {chosen.fabric}, {chosen.tokens_per_step:,} tokens a step\n")
+    winner = Candidate(
+        strategy=chosen.strategy, layout=chosen.layout, prediction=chosen.prediction, risk=chosen.risk
+    )
+    console.print(_ranking([winner, *(each for each in chosen.alternatives if each.prediction)]))
+    console.print("layout: dp tp pp degrees, z ZeRO stage, b micro-batch, rc recomputation", style="dim")
+    refused = [each for each in chosen.alternatives if each.refused]
+    if refused:
+        console.print("\n[bold]Refused[/]")
+        for bind, names in _by_bind(refused).items():
+            console.print(f"  {', '.join(names)}: {bind}")
+    console.print(f"\n[bold]Why[/] {chosen.why}")
+    console.print(f"[bold]How[/] {chosen.prediction.formula}")
+    console.print(f"[bold]Rule of thumb[/] {chosen.rule_of_thumb}\n")
+    console.print(_assumptions(chosen))
+
+
+def _ranking(candidates: list[Candidate]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    for name in ("strategy", "layout", "step", "exposed", "util.", "WAN/step", "GPU mem.", "risk"):
+        text = name in ("strategy", "layout", "risk")
+        table.add_column(name, justify="left" if text else "right", no_wrap=not text, overflow="fold")
+    for index, each in enumerate(candidates):
+        prediction = each.prediction
+        if prediction is None:
+            continue
+        table.add_row(
+            each.strategy.name,
+            _layout(each.layout),
+            show_seconds(prediction.step_s),
+            show_seconds(prediction.exposed_s) if prediction.exposed_s else "0",
+            f"{prediction.utilisation:.1%}",
+            show_bytes(prediction.wan_bytes_per_step),
+            show_bytes(prediction.memory_bytes_per_gpu),
+            each.risk.split(":")[0],
+            style="bold green" if index == 0 else None,
+        )
+    return table
+
+
+def _layout(layout: Layout) -> str:
+    """Degrees above 1: `dp16 tp2`; then ZeRO stage, sequences of a micro-batch, recomputation."""
+    degrees = {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep}
+    words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1]
+    words += [f"z{layout.zero}"] * (layout.zero > 0) + [f"b{layout.micro_batch}"] + ["rc"] * layout.recompute
+    return " ".join(words)
+
+
+def _by_bind(refused: list[Candidate]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for each in refused:
+        groups.setdefault(each.refused or "", []).append(each.strategy.name)
+    return groups
+
+
+def _assumptions(chosen: Plan) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="Assumptions", title_justify="left")
+    table.add_column("what", overflow="fold")
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("source", overflow="fold", style="dim")
+    for each in chosen.assumptions:
+        table.add_row(each.name, _value(each.value, each.unit), each.source)
+    return table
+
+
+def _value(value: float, unit: str) -> str:
+    match unit:
+        case "s":
+            return show_seconds(value)
+        case "B":
+            return show_bytes(value)
+        case "B/s":
+            return f"{show_bytes(value)}/s"
+        case "FLOP/s":
+            return f"{value / 1e12:.4g} TFLOP/s"
+        case _:
+            number = f"{value:,.0f}" if value == int(value) and value >= 1000 else f"{value:.3g}"
+            return f"{number} {unit}".strip()

@@ -1,0 +1,196 @@
+"""The choice: its principle, what it refuses, and that every printed number hangs together."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isthmus.errors import InfeasibleError
+from isthmus.fabric import Fabric, read_fabric
+from isthmus.plan import Candidate, Layout, Plan, Prediction, Strategy, load_plan, save_plan
+from isthmus.planner import choose_plan
+from isthmus.planner.candidates import RISKS, layouts, over_all, risk, runs, strategies
+from isthmus.planner.choose import TOLERANCE, rank
+from isthmus.planner.predict import Known, weigh
+from isthmus.planner.setting import make_setting
+from isthmus.workload import Workload, read_workload
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FABRIC = read_fabric(EXAMPLES / "shenzhen-shanghai.yaml")
+LLAMA = read_workload("llama-3-8b")
+
+
+def with_wan(fabric: Fabric, **changes: float) -> Fabric:
+    return replace(fabric, wan=tuple(replace(link, **changes) for link in fabric.wan))  # type: ignore[arg-type]
+
+
+def everything(plan: Plan) -> dict[str, Candidate]:
+    winner = Candidate(strategy=plan.strategy, layout=plan.layout, prediction=plan.prediction, risk=plan.risk)
+    return {each.strategy.name: each for each in (winner, *plan.alternatives)}
+
+
+def step_s(plan: Plan, name: str) -> float:
+    prediction = everything(plan)[name].prediction
+    assert prediction is not None
+    return prediction.step_s
+
+
+PLAN = choose_plan(FABRIC, LLAMA)
+
+
+def candidate(name: str, step: float, codec: str = "none", kind: str = "hierarchical", steps: int = 1) -> Candidate:
+    strategy = Strategy.model_validate({"name": name, "kind": kind, "codec": codec, "inner_steps": steps})
+    prediction = Prediction(
+        step_s=step, compute_s=1, exposed_s=step - 1, utilisation=1 / step, tokens_per_s=1 / step, wan_bytes_per_step=0,
+        memory_bytes_per_gpu=0, formula="test",
+    )  # fmt: skip
+    return Candidate(strategy=strategy, layout=Layout(), prediction=prediction, risk=RISKS[risk(strategy)])
+
+
+def test_plain_gradients_win_where_they_cost_less_than_the_tolerance() -> None:
+    local = candidate("local", 1.001, "int8", "local-steps", 20)
+    assert rank([local, candidate("plain", 1.045)])[0].strategy.name == "plain"
+    assert rank([local, candidate("plain", 1.055)])[0].strategy.name == "local"
+
+
+def test_of_equals_in_time_what_isthmus_runs_comes_first_then_the_lower_risk() -> None:
+    order = rank([
+        candidate("int4", 1.0, "int4"),
+        candidate("pipeline", 1.0, kind="pipeline"),
+        candidate("int8", 1.01, "int8"),
+        candidate("slow", 2.0),
+    ])  # fmt: skip
+    assert [each.strategy.name for each in order] == ["int8", "int4", "pipeline", "slow"]
+
+
+@given(st.lists(st.tuples(st.floats(1, 10), st.sampled_from(["none", "bf16", "int8", "int4"])), min_size=1, max_size=12))
+def test_nothing_that_ranks_lower_is_both_safer_and_quicker(pairs: list[tuple[float, str]]) -> None:
+    ranked = rank([candidate(str(index), step, codec) for index, (step, codec) in enumerate(pairs)])
+    assert len(ranked) == len(pairs)
+    quickest = min(step for step, _ in pairs)
+    assert ranked[0].prediction is not None
+    assert ranked[0].prediction.step_s <= quickest * (1 + TOLERANCE)
+    for better, worse in pairwise(ranked):
+        assert better.prediction is not None
+        assert worse.prediction is not None
+        faster = worse.prediction.step_s < better.prediction.step_s
+        assert not (faster and risk(worse.strategy) < risk(better.strategy))
+
+
+@pytest.mark.parametrize("name", everything(PLAN))
+def test_time_memory_and_utilisation_hang_together(name: str) -> None:
+    each = everything(PLAN)[name]
+    prediction, layout = each.prediction, each.layout
+    assert prediction is not None
+    assert layout.dp * layout.tp * layout.pp == 32
+    assert prediction.memory_bytes_per_gpu <= 80e9
+    without_wan = prediction.step_s - prediction.exposed_s
+    assert prediction.utilisation == pytest.approx(without_wan / prediction.step_s)
+    assert prediction.tokens_per_s == pytest.approx(LLAMA.tokens_per_step / prediction.step_s)
+    # The bubble (p - 1)/m is all that stands between the two.
+    rounds = LLAMA.sequences_per_step / (layout.dp * layout.micro_batch)
+    assert without_wan == pytest.approx(prediction.compute_s * (1 + (layout.pp - 1) / rounds))
+
+
+def test_hierarchical_beats_flat_and_fewer_bits_beat_more() -> None:
+    names = ["flat", "hierarchical", "hierarchical-bf16", "hierarchical-int8", "hierarchical-int4"]
+    assert sorted(names, key=lambda name: -step_s(PLAN, name)) == names
+
+
+def test_gradients_of_16_bits_need_no_bf16_codec() -> None:
+    names = {each.name for each in strategies(make_setting(FABRIC, replace(LLAMA, gradient_bytes=2)))}
+    assert "hierarchical-bf16" not in names
+    assert "hierarchical" in names
+
+
+def test_a_fast_and_short_link_is_given_plain_gradients_every_step() -> None:
+    near = with_wan(FABRIC, rate_bytes_per_s=100e9, rtt_s=0.001, jitter_s=0.0, loss=0.0)
+    plan = choose_plan(near, LLAMA)
+    assert plan.strategy.name == "hierarchical"
+    assert plan.rule_of_thumb.endswith("the computed choice agrees")
+
+
+def test_a_thin_link_is_given_local_steps_with_the_fewest_steps_that_will_do() -> None:
+    thin = with_wan(FABRIC, rate_bytes_per_s=12.5e6)
+    plan = choose_plan(thin, LLAMA)
+    assert plan.strategy.kind == "local-steps"
+    others = [each for each in everything(plan).values() if each.prediction and runs(each.strategy)]
+    quickest = min(each.prediction.step_s for each in others if each.prediction)
+    good = [each for each in others if each.prediction and each.prediction.step_s <= quickest * (1 + TOLERANCE)]
+    assert plan.strategy.inner_steps == min(each.strategy.inner_steps for each in good)
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.floats(1.5, 8.0))
+def test_a_thinner_or_longer_link_makes_no_strategy_quicker(factor: float) -> None:
+    (link,) = FABRIC.wan
+    thinner = choose_plan(with_wan(FABRIC, rate_bytes_per_s=link.rate_bytes_per_s / factor), LLAMA)
+    longer = choose_plan(with_wan(FABRIC, rtt_s=link.rtt_s * factor), LLAMA)
+    for name in everything(PLAN):
+        for other in (thinner, longer):
+            assert step_s(other, name) >= step_s(PLAN, name) * (1 - 1e-9)
+
+
+def test_one_region_has_one_strategy_and_nothing_exposed() -> None:
+    plan = choose_plan(read_fabric(EXAMPLES / "one-node.yaml"), LLAMA)
+    assert plan.strategy.name == "one-region"
+    assert plan.alternatives == []
+    assert (plan.prediction.exposed_s, plan.prediction.utilisation) == (0.0, 1.0)
+
+
+def test_three_regions_are_priced() -> None:
+    plan = choose_plan(read_fabric(EXAMPLES / "beijing-shenzhen-shanghai.yaml"), LLAMA)
+    assert {each.strategy.kind for each in everything(plan).values() if each.prediction} == {
+        "flat", "hierarchical", "local-steps", "sharded", "pipeline",
+    }  # fmt: skip
+
+
+def test_the_reason_carries_the_numbers_that_decided() -> None:
+    runner_up = PLAN.alternatives[0]
+    assert runner_up.prediction is not None
+    change = runner_up.prediction.step_s / PLAN.prediction.step_s - 1
+    assert f"{PLAN.prediction.utilisation:.1%}" in PLAN.why
+    assert runner_up.strategy.name in PLAN.why
+    assert f"{abs(change):.1%}" in PLAN.why
+    assert "RTT 18 ms" in PLAN.rule_of_thumb
+
+
+def test_every_assumption_names_a_source() -> None:
+    assert len(PLAN.assumptions) > 10
+    assert all(each.source for each in PLAN.assumptions)
+
+
+def test_a_plan_survives_its_file(tmp_path: Path) -> None:
+    save_plan(PLAN, tmp_path / "plan.yaml")
+    assert load_plan(tmp_path / "plan.yaml") == PLAN
+
+
+def test_a_precision_that_the_gpu_lacks_is_named() -> None:
+    old = read_fabric(EXAMPLES / "beijing-shenzhen-shanghai.yaml")
+    with pytest.raises(InfeasibleError, match="has no fp8 rate"):
+        choose_plan(old, replace(LLAMA, precision="fp8"))
+
+
+def test_regions_of_unequal_size_refuse_a_pipeline_and_keep_the_rest() -> None:
+    first, second = FABRIC.regions
+    half = replace(second, groups=tuple(replace(group, count=1) for group in second.groups))
+    plan = choose_plan(replace(FABRIC, regions=(first, half)), LLAMA)
+    pipeline = everything(plan)["pipeline"]
+    assert pipeline.refused == "stages of equal size need regions of equal size; these have 16 and 8 GPUs"
+    assert everything(plan)["hierarchical"].prediction is not None
+
+
+@pytest.mark.parametrize("workload", [LLAMA, read_workload("llama-3-70b")], ids=lambda each: each.name)
+def test_a_copy_over_all_regions_never_needs_more_memory_than_one_in_each(workload: Workload) -> None:
+    setting = make_setting(FABRIC, workload)
+    by_name = {each.name: each for each in strategies(setting)}
+    known: Known = {}
+    spread, kept = by_name["sharded-zero1"], by_name["hierarchical"]
+    assert over_all(spread)
+    assert not over_all(kept)
+    for axes in layouts(setting, spread):
+        both = [weigh(setting, each, axes, known).memory_bytes for each in (spread, kept)]
+        assert both[0] <= both[1]
