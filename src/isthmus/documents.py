@@ -64,24 +64,18 @@ class Document(BaseModel):
     def _refuse_booleans_elsewhere(cls, value: object, info: ValidationInfo) -> object:
         annotation = cls.model_fields[info.field_name].annotation if info.field_name else None
         if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
-            raise QuantityError(
-                f"found {_describe(value)}, a truth value", "write numbers in digits, put text in quotes"
-            )
+            raise QuantityError(f"found {_describe(value)}, a truth value", "write numbers in digits, put text in quotes")
         return value
 
 
 def _reader(unit: Unit) -> BeforeValidator:
     def read(value: object) -> object:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise QuantityError(
-                f"found {_describe(value)}, expected {unit.name}", f"such as {unit.example!r}"
-            )
+            raise QuantityError(f"found {_describe(value)}, expected {unit.name}", f"such as {unit.example!r}")
         if isinstance(value, str):
             return quantity(value, unit)
         if not isfinite(value):
-            raise QuantityError(
-                f"{value!r} is not a finite number", f"write {unit.name} such as {unit.example!r}"
-            )
+            raise QuantityError(f"{value!r} is not a finite number", f"write {unit.name} such as {unit.example!r}")
         if unit is not FRACTION and value != 0:
             raise QuantityError(f"{value!r} has no unit", f"write {unit.name} such as {unit.example!r}")
         return float(value)
@@ -152,9 +146,7 @@ def read_text(path: Path | str) -> str:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
-        raise InputError(
-            f"{source}:{line}", f"byte 0x{raw[error.start]:02x} is not UTF-8", "save the file as UTF-8"
-        ) from None
+        raise InputError(f"{source}:{line}", f"byte 0x{raw[error.start]:02x} is not UTF-8", "save the file as UTF-8") from None
 
 
 def load_document(path: Path | str, model: type[ModelT]) -> tuple[ModelT, Lines]:
@@ -188,9 +180,7 @@ def _tree(text: str, source: str) -> tuple[Any, Lines]:
     except yaml.MarkedYAMLError as error:
         raise _not_yaml(error, text, source) from None
     except ReaderError as error:
-        raise InputError(
-            f"{source}:{_line_of_control(text)}", f"is not YAML: {error.reason}", "is this a text file?"
-        ) from None
+        raise InputError(f"{source}:{_line_of_control(text)}", f"is not YAML: {error.reason}", "is this a text file?") from None
     if root is None:
         return None, lines
     return _Builder(lines).build(root, (), ()), lines
@@ -202,10 +192,7 @@ def _not_yaml(error: yaml.MarkedYAMLError, text: str, source: str) -> InputError
     hint = "check the indentation, colons and quotes near this line"
     if mark is None:
         return InputError(source, f"is not YAML: {problem}", hint)
-    if (
-        mark.column < len(line := (text.splitlines() or [""])[min(mark.line, text.count("\n"))])
-        and line[mark.column] == "\t"
-    ):
+    if mark.column < len(line := (text.splitlines() or [""])[min(mark.line, text.count("\n"))]) and line[mark.column] == "\t":
         problem, hint = "a tab is used to indent", "indent with spaces"
     elif "another document" in problem:
         problem, hint = "a second document begins", "keep one document in a file: remove the line '---'"
@@ -249,9 +236,7 @@ class _Builder:
         self.lines.at.setdefault(path, line)
         self.count += 1
         if id(node) in above:
-            raise self.error(
-                line, "an alias refers to something that contains it", "write the value out instead of *alias"
-            )
+            raise self.error(line, "an alias refers to something that contains it", "write the value out instead of *alias")
         if self.count > NODE_LIMIT:
             raise self.error(
                 line,
@@ -259,9 +244,7 @@ class _Builder:
                 "aliases that repeat aliases grow exponentially; write the values out",
             )
         if len(path) > DEPTH_LIMIT:
-            raise self.error(
-                line, f"is nested more than {DEPTH_LIMIT} deep through aliases", "write the values out"
-            )
+            raise self.error(line, f"is nested more than {DEPTH_LIMIT} deep through aliases", "write the values out")
         if node.tag not in _PLAIN_TAGS:
             raise self.error(
                 line,
@@ -272,10 +255,7 @@ class _Builder:
             case MappingNode():
                 return self.mapping(node, path, (*above, id(node)))
             case SequenceNode():
-                return [
-                    self.build(item, (*path, index), (*above, id(node)))
-                    for index, item in enumerate(node.value)
-                ]
+                return [self.build(item, (*path, index), (*above, id(node))) for index, item in enumerate(node.value)]
             case ScalarNode():
                 return self.scalar(node, line)
             case _:
@@ -289,9 +269,7 @@ class _Builder:
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, ScalarNode):
-                raise self.error(
-                    line, "a key must be a plain word", "write key: value, the key without brackets or braces"
-                )
+                raise self.error(line, "a key must be a plain word", "write key: value, the key without brackets or braces")
             key = key_node.value
             if key_node.tag == "tag:yaml.org,2002:merge":
                 raise self.error(line, "merge keys ('<<') are not read", "write the values out")
@@ -316,16 +294,12 @@ class _Builder:
         try:
             value = cast(object, self.safe.construct_object(node))  # pyright: ignore[reportUnknownMemberType]
         except (yaml.YAMLError, ValueError):
-            raise self.error(
-                line, f"{_describe(node.value)} cannot be read as {node.tag.rpartition(':')[2]}"
-            ) from None
+            raise self.error(line, f"{_describe(node.value)} cannot be read as {node.tag.rpartition(':')[2]}") from None
         # Dates are YAML's idea of what the user meant, never ours: keep the text.
         return value if isinstance(value, str | int | float | bool | None) else node.value
 
 
-_PLAIN_NUMBER = (
-    r"[-+]?((0|[1-9][0-9_]*)(\.[0-9_]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
-)
+_PLAIN_NUMBER = r"[-+]?((0|[1-9][0-9_]*)(\.[0-9_]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 _PLAIN_KINDS = ("map", "seq", "str", "int", "float", "bool", "null", "timestamp")
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in _PLAIN_KINDS}
 _SIGNS = {"regions": "fabric", "wan": "fabric", "strategy": "plan", "prediction": "plan", "model": "workload"}
@@ -379,10 +353,7 @@ def _fault_in_words(fault: ErrorDetails, name: str, found: str) -> tuple[str, st
         case "missing":
             said = f"the key {str(fault['loc'][-1])!r} is missing"
         case "literal_error" | "enum":
-            choices = [
-                word.strip("'\" ")
-                for word in str(context.get("expected", "")).replace(" or ", ", ").split(",")
-            ]
+            choices = [word.strip("'\" ") for word in str(context.get("expected", "")).replace(" or ", ", ").split(",")]
             said, hint = (
                 f"{name}: found {found}, expected one of {', '.join(choices)}",
                 _near_choice(fault["input"], choices),

@@ -74,9 +74,7 @@ BYTES_PER_SECOND = Unit(
     | {f"{name}/s": factor for name, factor in _BINARY.items()},
     "100 Gb/s",
 )
-FLOP_PER_SECOND = Unit(
-    "a compute rate", _prefixed("FLOP/s", 1.0, "MGTP") | _prefixed("FLOPS", 1.0, "MGTP"), "989 TFLOP/s"
-)
+FLOP_PER_SECOND = Unit("a compute rate", _prefixed("FLOP/s", 1.0, "MGTP") | _prefixed("FLOPS", 1.0, "MGTP"), "989 TFLOP/s")
 METRES = Unit("a length", {"mm": 1e-3, "cm": 1e-2, "m": 1.0, "km": 1e3}, "1300 km")
 WATTS = Unit("a power", _prefixed("W", 1.0, "kKMG"), "10.2 kW")
 FRACTION = Unit("a fraction", {"": 1.0, "%": 1e-2}, "0.1%")
@@ -98,16 +96,15 @@ def quantity(text: str, unit: Unit) -> float:
     """
     match = _NUMBER.match(text)
     if match is None:
-        raise QuantityError(
-            f"{_short(text)} is not {unit.name}", f"write {unit.name} such as {unit.example!r}"
-        )
+        raise QuantityError(f"{_short(text)} is not {unit.name}", f"write {unit.name} such as {unit.example!r}")
     number, suffix = float(match[1].replace("_", "")), match[2] or ""
     if suffix not in unit.factors:
         what = f"has no known unit: {_short(suffix)}" if suffix else "has no unit"
         raise QuantityError(f"{_short(text)} {what}", _unit_hint(suffix, unit))
     if not isfinite(number):
         raise QuantityError(f"{_short(text)} is too large", f"write {unit.name} such as {unit.example!r}")
-    return number * unit.factors[suffix]
+    factor = unit.factors[suffix]
+    return number * factor if factor >= 0.125 else number / round(1 / factor)  # 18 / 1000 is 0.018, 18 x 0.001 is not
 
 
 def _unit_hint(suffix: str, unit: Unit) -> str:

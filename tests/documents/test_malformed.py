@@ -171,9 +171,7 @@ CASES: list[tuple[str, str | bytes, str, str]] = [
     (
         "a billion laughs",
         "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
-        + "".join(
-            f"{c}: &{c} [{', '.join(['*' + p] * 10)}]\n" for p, c in zip("abcdefgh", "bcdefghi", strict=True)
-        ),
+        + "".join(f"{c}: &{c} [{', '.join(['*' + p] * 10)}]\n" for p, c in zip("abcdefgh", "bcdefghi", strict=True)),
         ":1: expands to more than 50000 values",
         "aliases that repeat aliases grow exponentially; write the values out",
     ),
@@ -258,9 +256,7 @@ CASES: list[tuple[str, str | bytes, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("body", "found", "hint"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
-)
+@pytest.mark.parametrize(("body", "found", "hint"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_a_malformed_file_is_refused_with_place_cause_and_hint(
     body: str | bytes, found: str, hint: str, refuse: Callable[[str | bytes | None], str]
 ) -> None:

@@ -326,9 +326,7 @@ CASES: list[tuple[str, str | bytes, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("body", "found", "hint"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
-)
+@pytest.mark.parametrize(("body", "found", "hint"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_a_malformed_fabric_is_refused_with_place_cause_and_hint(
     body: str | bytes, found: str, hint: str, refuse: Callable[[str | bytes | None], str]
 ) -> None:

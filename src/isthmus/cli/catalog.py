@@ -93,9 +93,7 @@ def _entries_table(kind: str, found: list[Entry]) -> Table:
     for each in found:
         for index, figure in enumerate(each.figures.values()):
             name = each.name if index == 0 else ""
-            table.add_row(
-                *map(Text, (name, figure.name, figure.text, figure.unit, figure.per, figure.status))
-            )
+            table.add_row(*map(Text, (name, figure.name, figure.text, figure.unit, figure.per, figure.status)))
     return table
 
 
@@ -105,9 +103,7 @@ def _figures_table(found: Entry) -> Table:
         table.add_row(Text(name), Text(word), "", "", "", "")
     for figure in found.figures.values():
         per = f"{figure.per} ({figure.note})" if figure.note else figure.per
-        table.add_row(
-            *map(Text, (figure.name, figure.text, figure.unit, per, ", ".join(figure.sources), figure.status))
-        )
+        table.add_row(*map(Text, (figure.name, figure.text, figure.unit, per, ", ".join(figure.sources), figure.status)))
     return table
 
 

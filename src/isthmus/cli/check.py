@@ -28,15 +28,11 @@ def check(
         print(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
     else:
         for finding in findings:
-            print(
-                f"{finding.severity}: {finding.where}: {finding.reason}\n  {finding.rule}; source: "
-                f"{finding.source}"
-            )
+            print(f"{finding.severity}: {finding.where}: {finding.reason}\n  {finding.rule}; source: {finding.source}")
         counts = Counter(finding.severity for finding in findings)
         print(
             ", ".join(
-                f"{counts[word]} {name}"
-                for word, name in (("error", "errors"), ("warning", "warnings"), ("info", "notes"))
+                f"{counts[word]} {name}" for word, name in (("error", "errors"), ("warning", "warnings"), ("info", "notes"))
             )
         )
     if any(finding.severity != "info" for finding in findings):

@@ -11,7 +11,7 @@ from isthmus.fabric.levels import region_layout
 from isthmus.fabric.model import Gpu, NodeGroup, Region
 from isthmus.fabric.shapes import smallest_shape
 from isthmus.fabric.wiring import wire_gpus
-from isthmus.units import show_rate
+from isthmus.units import show_bytes, show_rate
 
 __all__ = ["region_findings"]
 
@@ -42,15 +42,14 @@ def _mixed_gpus(subject: Subject, region: Region) -> Iterator[Finding]:
     kinds = {group.gpu.kind: group.gpu for group in region.groups}
     if len(kinds) < 2:
         return
-    slower = min(kinds.values(), key=_speed)
+    uneven = len({_speed(device) for device in kinds.values()}) > 1
     yield subject.finding(
         "mixed-gpus",
-        "error",
+        "error" if uneven else "warning",
         (*_path(region), "nodes"),
-        f"{region.name} mixes {', '.join(sorted(kinds))} in one data-parallel group: every step waits "
-        f"for {slower.kind}; "
-        "give each kind its own region entry, or split the batch by speed",
-        cite(*(entry("gpus", kind).figure(_fastest_format(kind)) for kind in kinds)),
+        f"{region.name} mixes {', '.join(sorted(kinds))} in one data-parallel group: {_binding(kinds)}; give each "
+        "kind its own region entry, or split the batch by speed",
+        _cite_speeds(kinds),
     )
 
 
@@ -64,7 +63,7 @@ def _mixed_vendors(subject: Subject, region: Region) -> Iterator[Finding]:
             f"{region.name} mixes GPUs of {' and '.join(vendors)}: their collective libraries do not "
             f"talk to each other, "
             "so data between them goes through host memory",
-            "recalled (recalled)",
+            "engineering knowledge (recalled)",
         )
 
 
@@ -196,8 +195,7 @@ def _switch(subject: Subject, region: Region) -> Iterator[Finding]:
             "switch-rate",
             "error",
             (*path, "rate"),
-            f"the network runs at {show_rate(network.rate_bytes_per_s)}, a port of {network.switch} at "
-            f"{show_rate(port.number)}",
+            f"the network runs at {show_rate(network.rate_bytes_per_s)}, a port of {network.switch} at {show_rate(port.number)}",
             cite(port),
         )
     fastest = max((group.nic.rate_bytes_per_s for group in region.groups if group.nic), default=0.0)
@@ -226,22 +224,15 @@ def _ports(subject: Subject, region: Region) -> Iterator[Finding]:
     ports = int(entry("switches", network.switch or "").figure("ports").number)
     enough = smallest_shape(layout.ports, ports, network.oversubscription)
     tiers = ((layout.leaves, "leaf"), (layout.spines, "spine"), (layout.cores, "core"))
-    count = (
-        "one switch"
-        if layout.leaves == 1
-        else ", ".join(f"{n} {word}" for n, word in tiers if n) + " switches"
-    )
+    count = "one switch" if layout.leaves == 1 else ", ".join(f"{n} {word}" for n, word in tiers if n) + " switches"
     if written.shape is None:
-        yield subject.finding(
-            "shape", "info", path, f"no shape given: taken as {layout.shape} ({count})", _FACTS
-        )
+        yield subject.finding("shape", "info", path, f"no shape given: taken as {layout.shape} ({count})", _FACTS)
     elif written.shape == "clos-3" and enough != "clos-3":
         yield subject.finding(
             "shape",
             "info",
             (*path, "shape"),
-            f"{enough} of {network.switch} would join these "
-            f"{layout.ports} adapters too; clos-3 takes {count}",
+            f"{enough} of {network.switch} would join these {layout.ports} adapters too; clos-3 takes {count}",
             _FACTS,
         )
     if network.oversubscription > 1 and layout.hops_limit > 1:
@@ -249,9 +240,7 @@ def _ports(subject: Subject, region: Region) -> Iterator[Finding]:
             "oversubscription",
             "info",
             (*path, "oversubscription"),
-            f"groups of {layout.nodes_per_leaf} nodes share 1/{network.oversubscription:g} of their "
-            f"rate with "
-            "the other groups",
+            f"groups of {layout.nodes_per_leaf} nodes share 1/{network.oversubscription:g} of their rate with the other groups",
             _FACTS,
         )
 
@@ -311,21 +300,16 @@ def _unlike_regions(subject: Subject) -> Iterator[Finding]:
     kinds = {group.gpu.kind: group.gpu for region in fabric.regions for group in region.groups}
     own = {region.name: {group.gpu.kind for group in region.groups} for region in fabric.regions}
     if len({frozenset(names) for names in own.values()}) > 1:
-        slower = min(kinds.values(), key=_speed)
-        held = " and ".join(name for name, names in own.items() if slower.kind in names)
         yield subject.finding(
             "unlike-regions",
             "warning",
             ("regions",),
-            f"regions hold different GPUs ({', '.join(sorted(kinds))}): with equal shares every step "
-            f"waits for {slower.kind} in "
-            f"{held}; split the batch by speed",
-            cite(*(entry("gpus", kind).figure(_fastest_format(kind)) for kind in kinds)),
+            f"regions hold different GPUs ({', '.join(sorted(kinds))}): with equal shares {_binding(kinds)}; "
+            "split the batch by speed",
+            _cite_speeds(kinds),
         )
     vendors = {group.gpu.vendor for group in (each for region in fabric.regions for each in region.groups)}
-    if len(vendors) > 1 and not any(
-        len({g.gpu.vendor for g in region.groups}) > 1 for region in fabric.regions
-    ):
+    if len(vendors) > 1 and not any(len({g.gpu.vendor for g in region.groups}) > 1 for region in fabric.regions):
         yield subject.finding(
             "mixed-vendors",
             "warning",
@@ -333,7 +317,7 @@ def _unlike_regions(subject: Subject) -> Iterator[Finding]:
             f"regions hold GPUs of {' and '.join(sorted(vendors))}: traffic between them is relayed "
             f"by the hosts, "
             "never GPU to GPU",
-            "recalled (recalled)",
+            "engineering knowledge (recalled)",
         )
     rails = {region.name: region.gpus for region in fabric.regions}
     if len(set(rails.values())) > 1:
@@ -345,6 +329,19 @@ def _unlike_regions(subject: Subject) -> Iterator[Finding]:
             f"regions have unequal numbers of GPUs ({shown}): rail i of one region has no partner in another",
             _FACTS,
         )
+
+
+def _binding(kinds: dict[str, Gpu]) -> str:
+    """Which GPU holds the others back, and by what."""
+    slower = min(kinds.values(), key=_speed)
+    if len({_speed(device) for device in kinds.values()}) > 1:
+        return f"every step waits for {slower.kind} ({_speed(slower) / 1e12:.4g} TFLOP/s)"
+    smaller = min(kinds.values(), key=lambda device: device.memory_bytes)
+    return f"they compute alike, and {smaller.kind} with {show_bytes(smaller.memory_bytes)} limits what fits"
+
+
+def _cite_speeds(kinds: dict[str, Gpu]) -> str:
+    return cite(*(entry("gpus", kind).figure(_fastest_format(kind)) for kind in kinds))
 
 
 def _fastest_format(kind: str) -> str:

@@ -71,13 +71,9 @@ def _rdma(subject: Subject, link: WanLink, path: Path_) -> Iterator[Finding]:
     where = (*path, "transport")
     reach = entry("cables", "metrox").figure("reach")
     if len(kinds) > 1:
-        yield subject.finding(
-            "rdma-kinds", "error", where, f"RDMA cannot cross from {kinds[0]} to {kinds[1]}; use tcp", _FACTS
-        )
+        yield subject.finding("rdma-kinds", "error", where, f"RDMA cannot cross from {kinds[0]} to {kinds[1]}; use tcp", _FACTS)
     elif kinds[0] in ("efa", "slingshot", "ethernet"):
-        yield subject.finding(
-            "rdma-kinds", "error", where, f"{kinds[0]} carries no RDMA beyond its own region; use tcp", _FACTS
-        )
+        yield subject.finding("rdma-kinds", "error", where, f"{kinds[0]} carries no RDMA between regions; use tcp", _FACTS)
     elif kinds[0] == "infiniband" and link.link_class in _IP_CLASSES:
         yield subject.finding(
             "infiniband-over-ip",
@@ -89,16 +85,7 @@ def _rdma(subject: Subject, link: WanLink, path: Path_) -> Iterator[Finding]:
             cite(reach),
         )
     elif kinds[0] == "infiniband":
-        route_m = _route_m(subject, link)
-        if route_m is not None and route_m > reach.number:
-            yield subject.finding(
-                "infiniband-reach",
-                "error",
-                where,
-                f"InfiniBand long-haul gear reaches {reach.number / 1e3:g} km, "
-                f"the route is {route_m / 1e3:.0f} km; use tcp",
-                cite(reach),
-            )
+        yield from _infiniband_reach(subject, link, where)
     elif link.link_class in _IP_CLASSES:
         yield subject.finding(
             "roce-over-ip",
@@ -106,24 +93,38 @@ def _rdma(subject: Subject, link: WanLink, path: Path_) -> Iterator[Finding]:
             where,
             f"RoCE v2 wants a loss-free path and {link.link_class} promises none: "
             "one lost packet sends a whole window again; prefer tcp",
-            "recalled (recalled)",
+            "engineering knowledge (recalled)",
+        )
+
+
+def _infiniband_reach(subject: Subject, link: WanLink, where: Path_) -> Iterator[Finding]:
+    reach, route_m = entry("cables", "metrox").figure("reach"), _route_m(subject, link)
+    if route_m is None:
+        yield subject.finding(
+            "infiniband-reach",
+            "info",
+            where,
+            f"InfiniBand long-haul gear reaches {reach.number / 1e3:g} km: state the distance to have it checked",
+            cite(reach),
+        )
+    elif route_m > reach.number:
+        yield subject.finding(
+            "infiniband-reach",
+            "error",
+            where,
+            f"InfiniBand long-haul gear reaches {reach.number / 1e3:g} km, the route is {route_m / 1e3:.0f} km; use tcp",
+            cite(reach),
         )
 
 
 def _nvlink(subject: Subject, link: WanLink, path: Path_) -> Iterator[Finding]:
-    racks = [
-        group.kind
-        for region in _ends(subject, link)
-        for group in region.groups
-        if group.in_node.domain > group.gpus
-    ]
+    racks = [group.kind for region in _ends(subject, link) for group in region.groups if group.in_node.domain > group.gpus]
     if racks:
         yield subject.finding(
             "nvlink-ends",
             "info",
             path,
-            f"the NVLink domain of {racks[0]} ends at its rack: this link joins racks "
-            "by their network adapters",
+            f"the NVLink domain of {racks[0]} ends at its rack: this link joins racks by their network adapters",
             cite(entry("nodes", racks[0]).figure("domain")),
         )
 
@@ -224,7 +225,7 @@ def _loss(subject: Subject, link: WanLink, path: Path_) -> Iterator[Finding]:
             "warning",
             (*path, "loss"),
             f"RDMA with {link.loss:g} loss: every lost packet sends the rest of its window again (go-back-N)",
-            "recalled (recalled)",
+            "engineering knowledge (recalled)",
         )
         return
     one = mathis_bytes_per_s(link.rtt_s, link.loss)
@@ -257,9 +258,7 @@ def _jitter(subject: Subject, link: WanLink, path: Path_) -> Iterator[Finding]:
 
 def _adapters(subject: Subject, link: WanLink, path: Path_) -> Iterator[Finding]:
     for region in _ends(subject, link):
-        carried = sum(
-            group.count * group.nics * group.nic.rate_bytes_per_s for group in region.groups if group.nic
-        )
+        carried = sum(group.count * group.nics * group.nic.rate_bytes_per_s for group in region.groups if group.nic)
         if carried < link.rate_bytes_per_s:
             yield subject.finding(
                 "wan-rate",

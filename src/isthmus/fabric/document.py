@@ -31,9 +31,7 @@ Share = Annotated[Fraction, Field(ge=0, lt=1)]
 class NicsEntry(Document):
     """The network adapters of one node that carry training traffic."""
 
-    count: Some | None = Field(
-        default=None, description="Adapters a node; the node kind's own number if left out."
-    )
+    count: Some | None = Field(default=None, description="Adapters a node; the node kind's own number if left out.")
     kind: str | None = Field(default=None, description="Catalogue name, such as connectx-7.")
     slot: Annotated[str, Field(pattern=r"^[1-6]\.0 x(1|2|4|8|16|32)$")] | None = Field(
         default=None, description="PCIe slot each adapter sits in, such as 5.0 x16."
@@ -68,15 +66,10 @@ class NetworkEntry(Document):
     )
     shape: NetworkShape | None = Field(
         default=None,
-        description="If left out: the smallest Clos that the switch can build; one switch where none "
-        "is named.",
+        description="If left out: the smallest Clos that the switch can build; one switch where none is named.",
     )
-    switch: str | None = Field(
-        default=None, description="Catalogue name, such as qm9700 (isthmus catalog switches)."
-    )
-    oversubscription: Annotated[float, Field(ge=1, le=64)] = Field(
-        default=1.0, description="Down-links over up-links of a leaf."
-    )
+    switch: str | None = Field(default=None, description="Catalogue name, such as qm9700 (isthmus catalog switches).")
+    oversubscription: Annotated[float, Field(ge=1, le=64)] = Field(default=1.0, description="Down-links over up-links of a leaf.")
     rail_optimised: bool = Field(default=True, description="Adapter i of every node hangs on the same leaf.")
     cables: list[CableEntry] = Field(
         default_factory=list[CableEntry], description="Such as [{kind: passive-copper, length: 3 m}]."
@@ -103,23 +96,17 @@ class WanEntry(Document):
         description="Names of the two regions, such as [west, east]."
     )
     rate: PositiveRate = Field(description="IP bytes per direction that the line carries, such as 100 Gb/s.")
-    rtt: Annotated[TimeS, Field(gt=0, le=10)] = Field(
-        description="Round trip of the idle link, such as 18 ms."
-    )
+    rtt: Annotated[TimeS, Field(gt=0, le=10)] = Field(description="Round trip of the idle link, such as 18 ms.")
     jitter: Annotated[TimeS, Field(ge=0, le=10)] = Field(
         default=0.0, description="Peak deviation of the one-way delay, such as 1 ms."
     )
-    loss: Share = Field(
-        default=0.0, description="Share of 1,500-byte packets lost, one way: from 0 to below 1, or in %."
-    )
+    loss: Share = Field(default=0.0, description="Share of 1,500-byte packets lost, one way: from 0 to below 1, or in %.")
     transport: Transport = Field(default="tcp", description="What crosses the link: tcp or rdma.")
     queue: Annotated[SizeBytes, Field(gt=0)] | None = Field(
         default=None, description="Buffer before the bottleneck; one BDP if left out."
     )
     link_class: LinkClass | None = Field(default=None, alias="class", description="What kind of line it is.")
-    distance: Annotated[LengthM, Field(gt=0, le=5e7)] | None = Field(
-        default=None, description="Length of the fibre route."
-    )
+    distance: Annotated[LengthM, Field(gt=0, le=5e7)] | None = Field(default=None, description="Length of the fibre route.")
 
 
 class FabricDocument(Document):

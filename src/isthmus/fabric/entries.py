@@ -138,9 +138,7 @@ def kinds() -> tuple[str, ...]:
 def sources() -> dict[str, Source]:
     """Every source, by key."""
     return {
-        key: Source(
-            key=key, title=word["title"], url=word.get("url", ""), status=cast(Status, word["status"])
-        )
+        key: Source(key=key, title=word["title"], url=word.get("url", ""), status=cast(Status, word["status"]))
         for key, word in _read("sources").items()
     }
 
@@ -227,7 +225,7 @@ def _entry(kind: str, name: str, raw: dict[str, Any]) -> Entry:
         elif isinstance(value, list):
             words[key] = ", ".join(str(word) for word in cast(list[object], value))
         else:
-            words[key] = str(value)
+            words[key] = str(value).lower() if isinstance(value, bool) else str(value)
     return Entry(kind=kind, name=name, figures=figures, words=words)
 
 

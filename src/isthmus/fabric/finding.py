@@ -42,9 +42,7 @@ class Subject:
 
     def finding(self, rule: str, severity: Severity, path: Path_, reason: str, source: str) -> Finding:
         """A finding about the value at `path`."""
-        return Finding(
-            rule=rule, severity=severity, where=self.lines.where(path), reason=reason, source=source
-        )
+        return Finding(rule=rule, severity=severity, where=self.lines.where(path), reason=reason, source=source)
 
 
 def cite(*figures: Figure) -> str:

@@ -81,9 +81,7 @@ def region_layout(region: Region) -> Layout | None:
 def wan_routes(fabric: Fabric) -> tuple[Route, ...]:
     """For every pair of regions the route of least RTT, over other regions where no link joins the two."""
     rtt = {(link.between[i], link.between[1 - i]): link.rtt_s for link in fabric.wan for i in (0, 1)}
-    rate = {
-        (link.between[i], link.between[1 - i]): link.rate_bytes_per_s for link in fabric.wan for i in (0, 1)
-    }
+    rate = {(link.between[i], link.between[1 - i]): link.rate_bytes_per_s for link in fabric.wan for i in (0, 1)}
     best = {pair: (rtt[pair], 1, rate[pair]) for pair in rtt}
     names = [region.name for region in fabric.regions]
     for via in names:  # Floyd-Warshall
@@ -148,25 +146,17 @@ def _pcie_level(inside: InNode, group: NodeGroup) -> Level:
 
 def _network_levels(region: Region, spanned: int) -> list[Level]:
     network = region.network
-    uplink = min(
-        group.nics * min(group.nic.rate_bytes_per_s, network.rate_bytes_per_s)
-        for group in region.groups
-        if group.nic
-    )
+    uplink = min(group.nics * min(group.nic.rate_bytes_per_s, network.rate_bytes_per_s) for group in region.groups if group.nic)
     lanes = min(group.nics for group in region.groups)
     hop_s = number("nccl", "hop-net", "ring_simple")
     try:
         layout = region_layout(region)
     except InfeasibleError:
         layout = None  # `isthmus check` reports too few ports; the tiers stay those of one network
-    per_leaf = (
-        layout.nodes_per_leaf
-        if layout and layout.hops_limit > 1 and layout.shape != "torus"
-        else region.nodes
-    )
+    per_leaf = layout.nodes_per_leaf if layout and layout.hops_limit > 1 and layout.shape != "torus" else region.nodes
     source = f"adapters of {region.name}; alpha {_NCCL}"
-    carrier = f"{lanes} x {show_rate(min(network.rate_bytes_per_s, uplink / lanes))} {network.kind}, "
-    f"{network.shape}"
+    port = show_rate(min(network.rate_bytes_per_s, uplink / lanes))
+    carrier = f"{lanes} x {port} {network.kind}, {network.shape}"
     found = [
         Level(
             name="node",

@@ -148,9 +148,7 @@ def _in_node(given: NodesEntry, node: Entry, device: Gpu, path: Path_, lines: Li
         chip.words["nvlink"] == str(device.fabric_generation) and chip.words["reduces"].lower() == "true"
         for chip in entries("nvswitch").values()
     )
-    return InNode(
-        kind=kind, bandwidth_bytes_per_s=device.fabric_bytes_per_s, switch_reduces=reduces, domain=domain
-    )
+    return InNode(kind=kind, bandwidth_bytes_per_s=device.fabric_bytes_per_s, switch_reduces=reduces, domain=domain)
 
 
 def _as_wiring(word: str) -> InNodeKind:
@@ -185,13 +183,9 @@ def _network(region: RegionEntry, groups: tuple[NodeGroup, ...], path: Path_, li
             rail_optimised=False,
         )
     if nodes > 1 and len(rates) < len(groups):
-        raise lines.error(
-            (*path, "nodes"), "nodes to be joined have no adapter", "state nics: {count: ..., kind: ...}"
-        )
+        raise lines.error((*path, "nodes"), "nodes to be joined have no adapter", "state nics: {count: ..., kind: ...}")
     if given.rate is None and not rates:
-        raise lines.error(
-            (*path, "network"), "the key 'rate' is missing and no adapter gives it", "such as rate: 400 Gb/s"
-        )
+        raise lines.error((*path, "network"), "the key 'rate' is missing and no adapter gives it", "such as rate: 400 Gb/s")
     for index, cable in enumerate(given.cables):
         _look_up("cables", cable.kind, (*path, "network", "cables", index, "kind"), lines)
     return Network(
@@ -204,12 +198,8 @@ def _network(region: RegionEntry, groups: tuple[NodeGroup, ...], path: Path_, li
     )
 
 
-def _shape(
-    given: NetworkEntry, groups: tuple[NodeGroup, ...], nodes: int, path: Path_, lines: Lines
-) -> NetworkShape:
-    switch = (
-        _look_up("switches", given.switch, (*path, "switch"), lines) if given.switch is not None else None
-    )
+def _shape(given: NetworkEntry, groups: tuple[NodeGroup, ...], nodes: int, path: Path_, lines: Lines) -> NetworkShape:
+    switch = _look_up("switches", given.switch, (*path, "switch"), lines) if given.switch is not None else None
     if given.shape == "none" and nodes > 1:
         raise lines.error(
             (*path, "shape"),
@@ -231,9 +221,7 @@ def _wan(link: WanEntry, index: int, names: list[str], lines: Lines) -> WanLink:
     first, second = link.between
     for end, name in enumerate(link.between):
         if name not in names:
-            raise lines.error(
-                (*path, end), f"the link joins an unknown region {name!r}", nearest(name, names)
-            )
+            raise lines.error((*path, end), f"the link joins an unknown region {name!r}", nearest(name, names))
     if first == second:
         raise lines.error(
             path,

@@ -191,8 +191,7 @@ def _clos(shape: NetworkShape, nodes: int, adapters: int, switching: Switching) 
     leaves = groups * leaves_per_group
     if pods > (1 if shape == "clos-2" else radix) or leaves_per_group > spine_down:
         raise InfeasibleError(
-            f"{shape} of {radix}-port switches cannot join {leaves} leaves ({groups} groups of "
-            f"{leaves_per_group})",
+            f"{shape} of {radix}-port switches cannot join {leaves} leaves ({groups} groups of {leaves_per_group})",
             "ports of a spine, with leaves that are partly filled",
         )
     pod_leaves = min(groups, groups_per_pod) * leaves_per_group

@@ -81,9 +81,7 @@ def wire_gpus(kind: InNodeKind, gpus: int, device: Gpu, tree: PcieTree | None = 
             return Wiring(kind=kind, gpus=gpus, wires=_cube_mesh(gpus, _links(device)))
         case "bridge-pairs":
             if gpus % 2:
-                raise InfeasibleError(
-                    f"bridges join cards in pairs; {gpus} cards leave one alone", "an even number of cards"
-                )
+                raise InfeasibleError(f"bridges join cards in pairs; {gpus} cards leave one alone", "an even number of cards")
             wires = tuple(Wire(a=f"gpu{i}", b=f"gpu{i + 1}", links=_links(device)) for i in range(0, gpus, 2))
             return Wiring(kind=kind, gpus=gpus, wires=wires)
 
@@ -106,9 +104,7 @@ def links_between(wiring: Wiring, a: int, b: int) -> int:
     direct = sum(wire.links for wire in wiring.wires if {wire.a, wire.b} == {f"gpu{a}", f"gpu{b}"})
     if direct or wiring.kind != "nvswitch":
         return direct
-    mine, yours = (
-        {wire.b: wire.links for wire in wiring.wires if wire.a == f"gpu{index}"} for index in (a, b)
-    )
+    mine, yours = ({wire.b: wire.links for wire in wiring.wires if wire.a == f"gpu{index}"} for index in (a, b))
     shared = sum(min(links, yours[chip]) for chip, links in mine.items() if chip in yours)
     return shared or min(sum(mine.values()), sum(yours.values()))
 
@@ -160,27 +156,18 @@ def _mesh(gpus: int, links: int) -> tuple[Wire, ...]:
 
 def _cube_mesh(gpus: int, links: int) -> tuple[Wire, ...]:
     if gpus != 8 or links not in (4, 6):
-        raise InfeasibleError(
-            f"the hybrid cube mesh is 8 GPUs of 4 or 6 links, not {gpus} of {links}", "GPUs and their links"
-        )
-    return tuple(
-        Wire(a=f"gpu{a}", b=f"gpu{b}", links=count if links == 6 else 1)
-        for (a, b), count in _CUBE_MESH.items()
-    )
+        raise InfeasibleError(f"the hybrid cube mesh is 8 GPUs of 4 or 6 links, not {gpus} of {links}", "GPUs and their links")
+    return tuple(Wire(a=f"gpu{a}", b=f"gpu{b}", links=count if links == 6 else 1) for (a, b), count in _CUBE_MESH.items())
 
 
 def _switched(gpus: int, device: Gpu) -> tuple[Wire, ...]:
     """Every GPU to every chip of its board, links spread as evenly as they go; boards joined chip to chip."""
-    chip = next(
-        (c for c in entries("nvswitch").values() if c.words["nvlink"] == str(device.fabric_generation)), None
-    )
+    chip = next((c for c in entries("nvswitch").values() if c.words["nvlink"] == str(device.fabric_generation)), None)
     if chip is None:
         raise InfeasibleError(f"no NVSwitch speaks the links of {device.kind}", "generation of NVLink")
     per_board = 8 if gpus <= 16 else gpus
     chips = (
-        int(chip.figure("chips" if gpus <= 16 else "nvl72_chips").number)
-        if gpus <= 16 or "nvl72_chips" in chip.figures
-        else 0
+        int(chip.figure("chips" if gpus <= 16 else "nvl72_chips").number) if gpus <= 16 or "nvl72_chips" in chip.figures else 0
     )
     ports = int(chip.figure("ports").number)
     split = (
@@ -195,20 +182,14 @@ def _switched(gpus: int, device: Gpu) -> tuple[Wire, ...]:
     boards = -(-gpus // per_board)
     trunk = max(split, default=0) * per_board if boards > 1 else 0
     if chips == 0 or max(split) * min(gpus, per_board) + trunk > ports:
-        raise InfeasibleError(
-            f"{gpus} GPUs need more ports than NVSwitch {chip.name} has ({ports})", "ports of the NVSwitch"
-        )
+        raise InfeasibleError(f"{gpus} GPUs need more ports than NVSwitch {chip.name} has ({ports})", "ports of the NVSwitch")
     wires = [
         Wire(a=f"gpu{index}", b=f"switch{index // per_board * chips + number}", links=links)
         for index in range(gpus)
         for number, links in enumerate(split)
         if links
     ]
-    wires += [
-        Wire(a=f"switch{number}", b=f"switch{chips + number}", links=trunk)
-        for number in range(chips)
-        if boards == 2
-    ]
+    wires += [Wire(a=f"switch{number}", b=f"switch{chips + number}", links=trunk) for number in range(chips) if boards == 2]
     return tuple(wires)
 
 
@@ -222,13 +203,7 @@ def _pcie(gpus: int, tree: PcieTree) -> tuple[Wire, ...]:
     bridges, switches = tree.sockets * tree.bridges, tree.sockets * tree.bridges * tree.switches
     used = min(gpus, switches)
     wires = [Wire(a=f"gpu{index}", b=f"pcie{index * used // gpus}", links=16) for index in range(gpus)]
-    wires += [
-        Wire(a=f"pcie{index}", b=f"bridge{index * bridges // switches}", links=16)
-        for index in range(switches)
-    ]
-    wires += [
-        Wire(a=f"bridge{index}", b=f"cpu{index * tree.sockets // bridges}", links=16)
-        for index in range(bridges)
-    ]
+    wires += [Wire(a=f"pcie{index}", b=f"bridge{index * bridges // switches}", links=16) for index in range(switches)]
+    wires += [Wire(a=f"bridge{index}", b=f"cpu{index * tree.sockets // bridges}", links=16) for index in range(bridges)]
     wires += [Wire(a=f"cpu{a}", b=f"cpu{b}", links=1) for a, b in combinations(range(tree.sockets), 2)]
     return tuple(wires)
