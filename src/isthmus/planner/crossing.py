@@ -56,6 +56,7 @@ class Crossing:
 
 
 def cross(setting: Setting, wan: Wan, strategy: Strategy, axes: Axes, compute: Compute) -> Crossing:
+    """What crossing `wan` adds when `strategy` runs on `axes` beside `compute`."""
     match strategy.kind:
         case "flat":
             return _flat(setting, wan, strategy, axes, compute)
@@ -184,8 +185,9 @@ def _pipeline(setting: Setting, wan: Wan, axes: Axes, compute: Compute) -> Cross
 
 
 def warm_up_extra(setting: Setting, wan: Wan, axes: Axes, compute: Compute) -> int:
+    """Micro-batches that a pipeline over regions keeps in flight beyond 1F1B's own."""
     wire_s, way_s = _pipeline_wire(setting, wan, axes)
-    return pipelinewarm_up_extra(compute.slot_s, way_s + wire_s, wan.regions - 1)
+    return pipeline_warm_up_extra(compute.slot_s, way_s + wire_s, wan.regions - 1)
 
 
 def _pipeline_wire(setting: Setting, wan: Wan, axes: Axes) -> tuple[float, float]:
