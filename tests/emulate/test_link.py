@@ -63,7 +63,10 @@ def test_a_slow_link_hands_a_super_packet_over_in_pieces_of_a_millisecond() -> N
     assert wire_count(one) == 44
 
 
-@given(sizes=st.lists(st.integers(1, 60_000), min_size=1, max_size=60), gaps=st.lists(st.integers(0, 3_000_000), min_size=60, max_size=60))
+@given(
+    sizes=st.lists(st.integers(1, 60_000), min_size=1, max_size=60),
+    gaps=st.lists(st.integers(0, 3_000_000), min_size=60, max_size=60),
+)
 def test_no_bit_comes_out_faster_than_the_rate_and_nothing_out_of_order(sizes: list[int], gaps: list[int]) -> None:
     one, now = link(), 0
     for size, gap in zip(sizes, gaps, strict=False):

@@ -70,8 +70,8 @@ def test_another_system_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> N
         probe()
 
 
-# Becomes an unprivileged user inside a user namespace of its own and forbids itself further ones: the switch is counted
-# per namespace, so the machine's own value stays as it is.
+# Becomes an unprivileged user inside a user namespace of its own and forbids itself further ones: the switch
+# is counted per namespace, so the machine's own value stays as it is.
 FORBID = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)

@@ -82,7 +82,8 @@ def test_next_hops_follow_a_shortest_way_and_reach_all_that_can_be_reached(
             assert i == j or here != j or walked == pytest.approx(far[i][j])
 
 
-# --- with namespaces --------------------------------------------------------------------------------------------------
+# --- with namespaces
+# --------------------------------------------------------------------------------------------------
 
 SERVE = """
 import hashlib, socket
@@ -165,7 +166,8 @@ def test_bytes_cross_unharmed_and_are_counted_as_ip_bytes(tunnel: Tunnel) -> Non
     assert found["same"]
     assert found["congestion"] == tunnel.congestion
     sent = after.wire_bytes - before.wire_bytes
-    # 1,448 of every 1,500 bytes are payload; handshake, and what a full queue made TCP send again, come on top.
+    # 1,448 of every 1,500 bytes are payload; handshake, and what a full queue made TCP send again, come on
+    # top.
     again = (after.dropped_queue - before.dropped_queue) * 1500
     assert 4_000_000 * 1500 / 1448 <= sent <= 4_000_000 * 1500 / 1448 * 1.02 + again + 150_000
 
@@ -214,7 +216,8 @@ def test_ranks_run_below_the_delay_line_in_their_own_node_with_the_tcp_asked_for
     found = run(tunnel, "north", """
 import json, os
 read = lambda name: open("/proc/sys/net/ipv4/" + name).read().split()
-print(json.dumps({"devices": sorted(os.listdir("/proc/sys/net/ipv4/conf")), "rmem": read("tcp_rmem")[2], "wmem": read("tcp_wmem")[2],
+print(json.dumps({"devices": sorted(os.listdir("/proc/sys/net/ipv4/conf")),
+                  "rmem": read("tcp_rmem")[2], "wmem": read("tcp_wmem")[2],
                   "idle": read("tcp_slow_start_after_idle"), "token": "ISTHMUS_TUNNEL" in os.environ}))""")
     assert found == {"devices": ["all", "default", "eth0", "lo"], "rmem": str(64 << 20), "wmem": str(64 << 20),
                      "idle": ["0"], "token": True}
@@ -256,16 +259,17 @@ import json, os, subprocess, sys, time
 from isthmus.emulate import *
 probe()
 with open_tunnel({"a": 2, "b": 2}, [EmulatedLink(between=("a", "b"), rate_bytes_per_s=12.5e6, rtt_s=0.018)]) as tunnel:
-    show = "import os; print(os.getuid(), os.sched_getscheduler(0), *[l.split()[1] for l in open('/proc/self/status') if 'CapEff' in l])"
-    rank = tunnel.start("a", 1, [sys.executable, "-c", show], stdout=subprocess.PIPE)
-    who = rank.communicate()[0].decode().split()
-    pinger = tunnel.start("a", 0, [sys.executable, "-c", sys.argv[1], tunnel.address("b", 1), "40"], stdout=subprocess.PIPE, measuring=True)
-    trips = json.loads(pinger.communicate()[0])
-    server = tunnel.start("b", 0, [sys.executable, "-c", sys.argv[2]], stdout=subprocess.PIPE); server.stdout.readline()
-    sender = tunnel.start("a", 0, [sys.executable, "-c", sys.argv[3], tunnel.address("b", 0), "3000000"], stdout=subprocess.PIPE)
-    sent = json.loads(sender.communicate()[0])
-    print(json.dumps({"who": who, "rootless": tunnel.rootless, "fifo": tunnel.fifo, "rtt": sorted(trips[3:])[18], "same": sent["same"],
-                      "congestion": [sent["congestion"], tunnel.congestion]}))
+    def run(region, node, program, *arguments, measuring=False):
+        command = [sys.executable, "-c", program, *arguments]
+        return tunnel.start(region, node, command, stdout=subprocess.PIPE, measuring=measuring)
+    status = "open('/proc/self/status').read().split('CapEff:')[1].split()[0]"
+    show = f"import os; print(os.getuid(), os.sched_getscheduler(0), {status})"
+    who = run("a", 1, show).communicate()[0].decode().split()
+    trips = json.loads(run("a", 0, sys.argv[1], tunnel.address("b", 1), "40", measuring=True).communicate()[0])
+    run("b", 0, sys.argv[2]).stdout.readline()
+    sent = json.loads(run("a", 0, sys.argv[3], tunnel.address("b", 0), "3000000").communicate()[0])
+    print(json.dumps({"who": who, "rootless": tunnel.rootless, "fifo": tunnel.fifo, "rtt": sorted(trips[3:])[18],
+                      "same": sent["same"], "congestion": [sent["congestion"], tunnel.congestion]}))
 """
 
 

@@ -1,7 +1,7 @@
 """What launcher and delay line say to each other: JSON objects over a socket pair, with namespaces as descriptors.
 
-The launcher sends the set-up, then requests one at a time; the line answers each. When the launcher is gone, for
-whatever reason, the line reads the end of the stream and takes everything down.
+The launcher sends the set-up, then requests one at a time; the line answers each. When the launcher is gone,
+for whatever reason, the line reads the end of the stream and takes everything down.
 """
 
 import array

@@ -4,8 +4,8 @@ Run as a script with no site and no package (`python -I -S enter.py`), because i
 
     enter.py PARENT_PID USER_FD|- NET_FD POLICY -- PROGRAM ARGUMENT...
 
-POLICY is `normal`, `idle` (below everything else on the machine) or `fifo` (a measuring program: above the ranks,
-below the delay line). The process keeps its pid, so what the parent started is the program itself.
+POLICY is `normal`, `idle` (below everything else on the machine) or `fifo` (a measuring program: above the
+ranks, below the delay line). The process keeps its pid, so what the parent started is the program itself.
 """
 
 import ctypes

@@ -1,8 +1,8 @@
 """The delay line: one process that owns the tunnel's namespaces and carries every packet between regions.
 
-Started by the launcher as `python -m isthmus.emulate.line CONTROL_FD`. It ends, and ends all that lives in its
-namespaces, when the launcher says so or is gone. Its accuracy is a matter of scheduling: it runs SCHED_FIFO where it
-may, and otherwise the ranks run SCHED_IDLE.
+Started by the launcher as `python -m isthmus.emulate.line CONTROL_FD`. It ends, and ends all that lives in
+its namespaces, when the launcher says so or is gone. Its accuracy is a matter of scheduling: it runs
+SCHED_FIFO where it may, and otherwise the ranks run SCHED_IDLE.
 """
 
 import ctypes
@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from types import FrameType
 from typing import Any
 
 from isthmus.emulate import control, namespaces, processes
@@ -39,6 +40,7 @@ class Line:
         for number, link in enumerate(setup["links"]):
             settings = control.settings_from(link["settings"])
             self.links[link["src"], link["dst"]] = DirectedLink(settings, setup["seed"] + number)
+        self.ends = [(link, dst, self.ports[dst]) for (_, dst), link in self.links.items()]
         # hops[i] maps the region octet of a destination to the link that leads there from region i.
         self.hops = [
             {dst: self.links[src, via] for dst, via in enumerate(row) if via is not None}
@@ -49,37 +51,39 @@ class Line:
 
     def run(self, channel: socket.socket) -> None:
         """Carry packets and answer requests."""
-        ends = [(link, dst, self.ports[dst]) for (_, dst), link in self.links.items()]
         source = {fd: number for number, fd in enumerate(self.ports)}
         watched, control_fd = [*self.ports, channel.fileno()], channel.fileno()
         now_ns, wait = time.monotonic_ns, select.select
-        now, lead = now_ns(), 0
+        lead = 0
         while True:
-            next_ns = 0
-            for link, dst, port in ends:
-                waiting = link.waiting
-                if not waiting:
-                    continue
-                if waiting[0][0] <= now:
-                    if self._release(link, dst, port):
-                        next_ns = now  # the link it went to may have been looked at already: look again at once
-                    now = now_ns()
-                if waiting and (not next_ns or waiting[0][0] < next_ns):
-                    next_ns = waiting[0][0]
+            next_ns = self._release_due()
             # A sleep ends late by what this machine's timers take to wake us, so it is asked to end that much before;
             # the rest of the wait is spent awake.
-            sleep = next_ns - now - lead
+            sleep = next_ns - now_ns() - lead
             ready = wait(watched, (), (), max(sleep, 0) * 1e-9 if next_ns else None)[0]
-            now = now_ns()
             if next_ns and sleep > 0 and not ready:
-                lead += (min(now - next_ns + lead, _LEAD_NS_MAX) - lead) >> 4
+                lead += (min(now_ns() - next_ns + lead, _LEAD_NS_MAX) - lead) >> 4
             for fd in ready:
                 if fd != control_fd:
                     self._read(source[fd], fd)
                 elif not self._answer(channel):
                     return
-            if ready:
+
+    def _release_due(self) -> int:
+        """Hand over all that is due; returns when the next frame will be, 0 where nothing waits."""
+        next_ns, now_ns = 0, time.monotonic_ns
+        now = now_ns()
+        for link, dst, port in self.ends:
+            waiting = link.waiting
+            if not waiting:
+                continue
+            if waiting[0][0] <= now:
+                if self._release(link, dst, port):
+                    next_ns = now  # the link it went to may have been looked at already: look again at once
                 now = now_ns()
+            if waiting and (not next_ns or waiting[0][0] < next_ns):
+                next_ns = waiting[0][0]
+        return next_ns
 
     def _release(self, link: DirectedLink, dst: int, port: int) -> bool:
         """Hand over what is due to the router at the link's end, or to the next link where the end is only on the way.
@@ -159,7 +163,11 @@ def main(control_fd: int) -> int:
         return 1
     line = Line(network, setup)
     libc = ctypes.CDLL(None)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+    def launcher_died(_number: int, _frame: FrameType | None) -> None:
+        channel.shutdown(socket.SHUT_RDWR)  # `run` reads the end of the stream, also where another holds the far end
+
+    signal.signal(signal.SIGTERM, launcher_died)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # only now: entering a user namespace clears it
     libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     nodes = tuple(fd for row in network.node_fds for fd in row)

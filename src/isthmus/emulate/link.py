@@ -2,9 +2,9 @@
 
     offer --> [queue, drop-tail in bytes] --> [rate] --> [loss] --> [delay + jitter] --> release
 
-The rate is in IP bytes at the MTU the packets have, so a super-packet pays for every header it will have on the wire.
-`DirectedLink` is a machine that the delay line runs a hundred thousand times a second: plain mutable slots, no clock
-of its own, every instant given in integer nanoseconds by the caller.
+The rate is in IP bytes at the MTU the packets have, so a super-packet pays for every header it will have on
+the wire. `DirectedLink` is a machine that the delay line runs a hundred thousand times a second: plain
+mutable slots, no clock of its own, every instant given in integer nanoseconds by the caller.
 """
 
 import math
@@ -167,9 +167,7 @@ class DirectedLink:
         due = int(done) + self.delay_ns
         if self._jitter_ns:
             due += int(self._jitter(int(done)))
-        if due < self._last_ns:  # only after the delay was changed: what is behind stays behind
-            due = self._last_ns
-        self._last_ns = due
+        self._last_ns = due = max(due, self._last_ns)  # after a change of delay: what is behind stays behind
         self.waiting.append((due, frame))
 
     def _jitter(self, at_ns: int) -> float:

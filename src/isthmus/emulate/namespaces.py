@@ -2,10 +2,10 @@
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
-__all__ = ["become_owner", "hold_new_network", "inside", "open_network", "open_user", "read_setting", "write_setting"]
+__all__ = ["become_owner", "enter", "hold_new_network", "inside", "open_network", "open_user", "read_setting", "write_setting"]
 
 _NEWUSER, _NEWNET = 0x10000000, 0x40000000
 _PR_SET_DUMPABLE = 4
@@ -15,8 +15,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def become_owner() -> bool:
     """Move this single-threaded process to a network namespace it may configure; True when a user namespace was needed.
 
-    The user namespace maps only this user, to itself: a program started in it is who it was outside, and has lost all
-    capabilities by the time it runs.
+    The user namespace maps only this user, to itself: a program started in it is who it was outside, and has
+    lost all capabilities by the time it runs.
 
     Raises:
         OSError: The kernel refuses; `refusal.explain` finds out why.
@@ -50,14 +50,19 @@ def open_user() -> int:
     return os.open("/proc/self/ns/user", os.O_RDONLY | os.O_CLOEXEC)
 
 
-@contextmanager
-def inside(net_fd: int, home_fd: int) -> Iterator[None]:
-    """Be in the namespace of `net_fd` for a while, then in that of `home_fd`."""
+def enter(net_fd: int) -> None:
+    """Move this thread to the network namespace of `net_fd`."""
     _check(_libc.setns(net_fd, _NEWNET), "setns")
+
+
+@contextmanager
+def inside(net_fd: int, home_fd: int) -> Generator[None]:
+    """Be in the namespace of `net_fd` for a while, then in that of `home_fd`."""
+    enter(net_fd)
     try:
         yield
     finally:
-        _check(_libc.setns(home_fd, _NEWNET), "setns")
+        enter(home_fd)
 
 
 def write_setting(path: str, value: str) -> None:

@@ -2,24 +2,25 @@
 
     node (eth0 10.77.r.10+i) --veth-- [bridge br0 10.77.r.1 | router of region r | wan0] --veth-- [wanp] delay line
 
-Every wan0 has the same MAC address and asks for none, so a frame that leaves one router is valid at any other and the
-delay line need not touch it.
+Every wan0 has the same MAC address and asks for none, so a frame that leaves one router is valid at any other
+and the delay line need not touch it.
 """
 
 import os
 import socket
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
 from isthmus.emulate import namespaces
 from isthmus.emulate.link import MTU
 
-__all__ = ["Network", "TcpSettings", "build", "node_address", "region_network"]
+__all__ = ["Network", "TcpSettings", "build", "node_address", "port_drops"]
 
 _WAN_MAC = "02:00:00:00:00:01"
-_SOL_PACKET, _PACKET_VNET_HDR, _PACKET_IGNORE_OUTGOING = 263, 15, 23
+_SOL_PACKET, _PACKET_STATISTICS, _PACKET_VNET_HDR, _PACKET_IGNORE_OUTGOING = 263, 6, 15, 23
 _SO_RCVBUFFORCE = 33
 _ETH_P_ALL = 0x0003
 _PORT_BUFFER_BYTES = 32 << 20
@@ -30,10 +31,13 @@ class TcpSettings:
     """TCP inside the nodes.
 
     Attributes:
-        congestion: Name for the routes across the WAN; None means bbr where the kernel has it, else its default.
-        buffer_bytes_max: Largest send and receive buffer of a connection; must exceed the bandwidth-delay product.
+        congestion: Name for the routes across the WAN; None means bbr where the kernel has it, else its
+            default.
+        buffer_bytes_max: Largest send and receive buffer of a connection; must exceed the bandwidth-delay
+            product.
         slow_start_after_idle: None leaves the kernel's default.
-        rto_max_s: Ceiling of the retransmission timer, where the kernel has the setting (6.15); None leaves its default.
+        rto_max_s: Ceiling of the retransmission timer, where the kernel has the setting (6.15); None leaves
+            its default.
     """
 
     congestion: str | None = None
@@ -58,11 +62,6 @@ def node_address(region: int, node: int) -> str:
     return f"10.77.{region}.{10 + node}"
 
 
-def region_network(region: int) -> str:
-    """The /24 of a region."""
-    return f"10.77.{region}.0/24"
-
-
 def build(nodes_per_region: tuple[int, ...], tcp: TcpSettings) -> Network:
     """Make everything, from a process that owns the network namespace it is in (`namespaces.become_owner`).
 
@@ -76,8 +75,7 @@ def build(nodes_per_region: tuple[int, ...], tcp: TcpSettings) -> Network:
     for count in nodes_per_region:
         routers.append(namespaces.hold_new_network())
         nodes.append(tuple(namespaces.hold_new_network() for _ in range(count)))
-    with namespaces.inside(home, home):
-        pass
+    namespaces.enter(home)
     congestion = ""
     ports: list[socket.socket] = []
     for region, router in enumerate(routers):
@@ -175,18 +173,16 @@ def _port() -> socket.socket:
     port.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
     for option, force in ((socket.SO_RCVBUF, _SO_RCVBUFFORCE), (socket.SO_SNDBUF, _SO_RCVBUFFORCE - 1)):
         port.setsockopt(socket.SOL_SOCKET, option, _PORT_BUFFER_BYTES)
-        try:
+        # Not root on the host: the kernel's rmem_max and wmem_max hold, and drops are counted.
+        with suppress(PermissionError):
             port.setsockopt(socket.SOL_SOCKET, force, _PORT_BUFFER_BYTES)
-        except PermissionError:
-            pass  # not root on the host: the kernel's rmem_max and wmem_max hold, and drops are counted
     port.bind(("wanp", _ETH_P_ALL))
     return port
 
 
 def port_drops(port: socket.socket) -> int:
     """Frames the kernel dropped because the delay line did not read in time, since the last call."""
-    _, drops = cast("tuple[int, int]", struct.unpack("=II", port.getsockopt(_SOL_PACKET, 6, 8)))
-    return drops
+    return struct.unpack("=II", port.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8))[1]
 
 
 def _netlink(net_fd: int, home_fd: int) -> Any:

@@ -2,10 +2,10 @@
 
     virtio_net_hdr (10 bytes) | Ethernet (14) | IPv4 | TCP or UDP | payload
 
-With offloads on, the kernel passes up to 64 KB at once and leaves the cutting into wire packets to the device. The link
-must still lose, queue and pay for single wire packets, so this file can say what a frame will be on the wire and can
-make a frame of any run of its segments. Source of the layout: Linux include/uapi/linux/virtio_net.h; what a cut does to
-each header: net/ipv4/{af_inet,tcp_offload,udp_offload}.c.
+With offloads on, the kernel passes up to 64 KB at once and leaves the cutting into wire packets to the
+device. The link must still lose, queue and pay for single wire packets, so this file can say what a frame
+will be on the wire and can make a frame of any run of its segments. Source of the layout: Linux
+include/uapi/linux/virtio_net.h; what a cut does to each header: net/ipv4/{af_inet,tcp_offload,udp_offload}.c.
 """
 
 import struct
@@ -59,9 +59,9 @@ def shape(frame: bytes) -> Shape | None:
 def cut(frame: bytes, of: Shape, first: int, count: int) -> bytes:
     """A frame of `count` segments of `frame`, from the one numbered `first`.
 
-    Fixed are IP length, identification and checksum; TCP sequence number and flags (FIN and PSH stay on the last
-    segment, CWR on the first) or UDP length; the transport checksum, which at this stage is the sum of the
-    pseudo-header alone and so depends on the length; and the virtio header.
+    Fixed are IP length, identification and checksum; TCP sequence number and flags (FIN and PSH stay on the
+    last segment, CWR on the first) or UDP length; the transport checksum, which at this stage is the sum of
+    the pseudo-header alone and so depends on the length; and the virtio header.
     """
     ip = (frame[HEAD] & 15) * 4
     start = HEAD + of.header_bytes + first * of.segment_bytes

@@ -1,7 +1,8 @@
 """Which processes are ours, told by proof and never by name.
 
-A process is ours when its pid and its start time are those we wrote down, when its environment holds the run's token
-(128 random bits, inherited by everything it starts), or, while we hold a namespace open, when it lives in it.
+A process is ours when its pid and its start time are those we wrote down, when its environment holds the
+run's token (128 random bits, inherited by everything it starts), or, while we hold a namespace open, when it
+lives in it.
 """
 
 import os
@@ -42,7 +43,8 @@ def with_token(token: str) -> set[tuple[int, int]]:
 
 
 def living_in(network_fds: Iterable[int]) -> set[tuple[int, int]]:
-    """(pid, start) of every process, this one apart, in one of the network namespaces held by `network_fds`."""
+    """(pid, start) of every process, this one apart, in one of the network namespaces held by
+    `network_fds`."""
     spaces = {(found.st_dev, found.st_ino) for found in map(os.fstat, network_fds)}
 
     def ours(pid: int) -> bool:

@@ -68,7 +68,9 @@ def explain(code: int | None, switches: Mapping[str, str | None]) -> InputError:
         return InputError(_WHERE, f"{said}: {name} is {switches[name]}", _allow(f"{name}=0"))
     if code == errno.ENOSPC:
         shown = ", ".join(f"{name} = {switches.get(name)}" for name in ("user.max_user_namespaces", "user.max_net_namespaces"))
-        return InputError(_WHERE, f"{said}: one of these limits is reached: {shown}", "raise it with sysctl, or end other containers")
+        return InputError(
+            _WHERE, f"{said}: one of these limits is reached: {shown}", "raise it with sysctl, or end other containers"
+        )
     return InputError(
         _WHERE, f"{said}, and no sysctl of {', '.join(SWITCHES)} forbids it: a container's seccomp filter does, most likely",
         "with docker add --cap-add SYS_ADMIN --cap-add NET_ADMIN --security-opt seccomp=unconfined, or run as root",

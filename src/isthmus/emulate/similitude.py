@@ -1,15 +1,16 @@
 """Scale a real plan down to what one machine can carry, keeping the two ratios that decide how a strategy fares.
 
-    transfer ratio = t_wan / t_step    t_wan = bytes that leave the busiest region in a step / rate of its link
-    rtt ratio      = RTT / t_step      t_step = the step with inter-region communication off
+    transfer ratio = t_wan / t_step    t_wan = bytes that leave the busiest region in a step / rate of its
+    link rtt ratio      = RTT / t_step      t_step = the step with inter-region communication off
 
-On the machine t_step is measured and the bytes are those of the small model, so rate = bytes / (transfer ratio t_step)
-and RTT = rtt ratio t_step. Where the delay line cannot carry the one or the other it is clamped, the achieved ratio is
-given beside the asked one, and a note says so.
+On the machine t_step is measured and the bytes are those of the small model, so rate = bytes / (transfer
+ratio t_step) and RTT = rtt ratio t_step. Where the delay line cannot carry the one or the other it is
+clamped, the achieved ratio is given beside the asked one, and a note says so.
 
-What this leaves out: the number of gradient buckets and what overlaps what inside a step, queues and congestion
-control (their time scale is the RTT but their unit is the packet), losses per step (the loss per packet is kept, the
-small model has fewer packets), in-region networks (unshaped here), and the cost of codecs relative to a GPU's.
+What this leaves out: the number of gradient buckets and what overlaps what inside a step, queues and
+congestion control (their time scale is the RTT but their unit is the packet), losses per step (the loss per
+packet is kept, the small model has fewer packets), in-region networks (unshaped here), and the cost of codecs
+relative to a GPU's.
 """
 
 from dataclasses import dataclass
@@ -50,11 +51,14 @@ def scale(asked: Ratios, step_s: float, wan_bytes: float) -> Scaled:
     """The link that gives `asked` to ranks that compute `step_s` a step and send `wan_bytes`, or the nearest one.
 
     Args:
-        asked: Of the real plan; not negative. A transfer ratio of 0 asks for a link of no cost, the fastest there is.
+        asked: Of the real plan; not negative. A transfer ratio of 0 asks for a link of no cost, the fastest
+            there is.
         step_s: Measured here with inter-region communication off; more than 0.
-        wan_bytes: One way, by the busiest region of the small model, uncompressed as in the plan; more than 0.
+        wan_bytes: One way, by the busiest region of the small model, uncompressed as in the plan; more than
+            0.
     """
-    assert step_s > 0 and wan_bytes > 0 and asked.transfer >= 0 and asked.rtt >= 0, (step_s, wan_bytes, asked)
+    assert min(step_s, wan_bytes) > 0, (step_s, wan_bytes)
+    assert min(asked.transfer, asked.rtt) >= 0, asked
     rate_asked = wan_bytes / (asked.transfer * step_s) if asked.transfer else float("inf")
     rtt_asked = asked.rtt * step_s
     rate = min(max(rate_asked, RATE_BYTES_PER_S_MIN), RATE_BYTES_PER_S_MAX)

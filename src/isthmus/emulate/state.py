@@ -1,7 +1,8 @@
 """What a run leaves on disk so that a later `clean` can prove what is whose, and that clean-up.
 
     <temporary folder>/isthmus-<uid>/<run>/started      pid start-ticks, a line each; the launcher first
-    <temporary folder>/isthmus-<uid>/<run>/token        the run's token, which its processes carry in their environment
+    <temporary folder>/isthmus-<uid>/<run>/token        the run's token, which its processes carry in their
+    environment
 
 Namespaces, devices, routes and addresses need no record: they are held by processes alone and go with them.
 """
@@ -11,6 +12,7 @@ import secrets
 import shutil
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,10 +39,8 @@ class Run:
     def remove(self) -> None:
         """Remove the folder, and the user's folder when it was the last."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        try:
+        with suppress(OSError):  # another run lives
             self.folder.parent.rmdir()
-        except OSError:
-            pass  # another run lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ def open_run() -> Run:
 def clean() -> Cleaned:
     """End what dead runs of this user left behind and remove their folders; living runs are left alone.
 
-    A run is dead when the launcher it wrote down (pid and start time) no longer runs. Ended are only the processes that
-    the run wrote down and those that carry its token.
+    A run is dead when the launcher it wrote down (pid and start time) no longer runs. Ended are only the
+    processes that the run wrote down and those that carry its token.
 
     Raises:
         InputError: The user's folder under the temporary folder is not the user's own.
@@ -105,8 +105,6 @@ def clean() -> Cleaned:
         ended += [pid for pid, _ in processes.end(left, grace_s=1.0)]
         Run(folder, token).remove()
         runs.append(folder.name)
-    if not living and home.exists():
-        home.rmdir()
     return Cleaned(tuple(runs), tuple(sorted(ended)), tuple(living))
 
 

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -35,7 +35,8 @@ class EmulatedLink:
         rtt_s: Round trip of the idle link, half of it each way.
         jitter_s: Peak deviation of the one-way delay; at most half of `rtt_s`.
         loss: Probability that a wire packet of up to 1,500 bytes is lost, one way, each by itself.
-        queue_bytes: IP bytes that may wait at each end; None means one bandwidth-delay product, 128 KiB at least.
+        queue_bytes: IP bytes that may wait at each end; None means one bandwidth-delay product, 128 KiB at
+            least.
         up: False cuts it.
     """
 
@@ -81,7 +82,8 @@ class LinkCounters:
         dropped_loss: Lost at random.
         dropped_down: Lost because the link was down.
         queue_bytes_max: The most that waited since the link was last changed.
-        late_p99_s: 99 of 100 frames left at most this late; beyond a few per cent of the RTT the run is not to be trusted.
+        late_p99_s: 99 of 100 frames left at most this late; beyond a few per cent of the RTT the run is not
+            to be trusted.
     """
 
     packets: int
@@ -107,7 +109,8 @@ class Tunnel:
 
     Attributes:
         congestion: TCP congestion control of the routes across the WAN.
-        fifo: The delay line runs before everything else; where False, ranks run after everything else instead.
+        fifo: The delay line runs before everything else; where False, ranks run after everything else
+            instead.
         rootless: A user namespace was needed.
         line_pid: The delay line's process.
         folder: Temporary files put here go with the tunnel, also by `clean` after a kill.
@@ -118,11 +121,13 @@ class Tunnel:
         self._order = {name: number for number, name in enumerate(regions)}
         self._links: dict[tuple[str, str], EmulatedLink] = {}
         for link in links:
-            self._links[link.between] = self._links[link.between[::-1]] = link
+            src, dst = link.between
+            self._links[src, dst] = self._links[dst, src] = link
         self._run, self.folder = run, run.folder
         self._lock = threading.Lock()
         self._ranks: list[subprocess.Popen[Any]] = []
-        # Children die with the thread that made them (PR_SET_PDEATHSIG), so one thread that lasts makes them all.
+        # Children die with the thread that made them (PR_SET_PDEATHSIG), so one thread that lasts makes them
+        # all.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="isthmus-start")
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-P", "-m", "isthmus.emulate.line", str(theirs.fileno())]
@@ -208,9 +213,10 @@ class Tunnel:
         """Counters of every direction, by (from, to)."""
         names = list(self._order)
         found: dict[tuple[str, str], LinkCounters] = {}
-        for each in self._ask({"do": "counters"})["links"]:
-            ends = names[each.pop("src")], names[each.pop("dst")]
-            found[ends] = LinkCounters(**each)
+        answer: list[dict[str, Any]] = self._ask({"do": "counters"})["links"]
+        for each in answer:
+            src, dst = int(each.pop("src")), int(each.pop("dst"))
+            found[names[src], names[dst]] = LinkCounters(**each)
         return found
 
     def line(self) -> LineCounters:
@@ -275,19 +281,19 @@ class Tunnel:
 @contextmanager
 def open_tunnel(
     nodes: Mapping[str, int], links: Sequence[EmulatedLink], tcp: TcpSettings | None = None, seed: int | None = None
-) -> Iterator[Tunnel]:
+) -> Generator[Tunnel]:
     """Build nodes and links, lend the tunnel, and take everything down again, whatever happens inside.
 
     Args:
         nodes: Region name -> number of nodes.
-        links: At most one a pair of regions. Regions without a link of their own reach each other over the others',
-            by the smallest RTT.
+        links: At most one a pair of regions. Regions without a link of their own reach each other over the
+            others', by the smallest RTT.
         tcp: TCP inside the nodes.
         seed: Of losses and jitter; None draws one.
 
     Raises:
-        InputError: A link or region that cannot be; this is not Linux; the kernel refuses namespaces (the switch that
-            forbids it is named); the congestion control asked for does not exist.
+        InputError: A link or region that cannot be; this is not Linux; the kernel refuses namespaces (the
+            switch that forbids it is named); the congestion control asked for does not exist.
     """
     _check(nodes, links)
     if sys.platform != "linux":
@@ -314,7 +320,8 @@ def open_tunnel(
 
 
 def next_hops(regions: int, rtt_s: Mapping[tuple[int, int], float]) -> list[list[int | None]]:
-    """`[i][j]`: where region i sends what is meant for region j, by the smallest sum of RTTs; None where no way leads."""
+    """`[i][j]`: where region i sends what is meant for region j, by the smallest sum of RTTs; None where no
+    way leads."""
     table: list[list[int | None]] = []
     for start in range(regions):
         first: list[int | None] = [None] * regions
