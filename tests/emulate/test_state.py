@@ -245,6 +245,15 @@ def test_records_that_are_no_records_are_no_reason_to_end_anything(temporary: Pa
     assert not temporary.exists()
 
 
+def test_a_run_that_is_just_being_opened_is_left_alone_and_an_old_empty_folder_is_not(temporary: Path) -> None:
+    folder = temporary / "20260101-000000-1-abcdef"
+    folder.mkdir(parents=True)
+    assert clean().living == (folder.name,)
+    os.utime(folder, (0, 0))
+    assert clean().runs == (folder.name,)
+    assert not temporary.exists()
+
+
 def test_a_folder_of_another_user_is_refused(temporary: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     temporary.symlink_to(tmp_path / "elsewhere")

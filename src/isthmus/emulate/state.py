@@ -21,6 +21,8 @@ from isthmus.errors import InputError
 
 __all__ = ["Cleaned", "Run", "clean", "open_run"]
 
+_YOUNG_S = 60.0  # a folder this young without records belongs to a run that is just being opened
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -93,7 +95,7 @@ def clean() -> Cleaned:
     living: list[str] = []
     for folder in sorted(home.iterdir()):
         records = _records(folder)
-        if records and processes.alive(*records[0]):
+        if processes.alive(*records[0]) if records else _age_s(folder) < _YOUNG_S:
             living.append(folder.name)
             continue
         token = _read(folder / "token")
@@ -116,6 +118,13 @@ def _check_owner(home: Path) -> None:
     found = home.lstat()
     if not home.is_dir() or home.is_symlink() or found.st_uid != os.getuid():
         raise InputError(str(home), "is not a folder of this user", "remove it, or set TMPDIR to a folder of your own")
+
+
+def _age_s(folder: Path) -> float:
+    try:
+        return time.time() - folder.stat().st_mtime
+    except FileNotFoundError:  # its run ended meanwhile and took it along
+        return float("inf")
 
 
 def _records(folder: Path) -> list[tuple[int, int]]:

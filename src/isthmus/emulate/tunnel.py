@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ __all__ = ["EmulatedLink", "LineCounters", "LinkChange", "LinkCounters", "StartO
 
 _WHERE = "wind tunnel"
 _LIMIT_REGIONS, _LIMIT_NODES = 64, 200
+_GRACE_S = 2.0  # from SIGTERM to SIGKILL, for all programs together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,9 +246,10 @@ class Tunnel:
         for process in self._ranks:
             if process.poll() is None:
                 process.terminate()
+        deadline = time.monotonic() + _GRACE_S
         for process in self._ranks:
             try:
-                process.wait(timeout=2)
+                process.wait(timeout=max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
