@@ -8,12 +8,12 @@ expected and the nearest valid name.
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from re import fullmatch, search
+from re import escape, fullmatch, search
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from yaml.reader import ReaderError
@@ -41,6 +41,7 @@ __all__ = [
     "RateBytesPerS",
     "SizeBytes",
     "TimeS",
+    "json_schema",
     "load_document",
     "parse_document",
     "read_text",
@@ -80,7 +81,10 @@ def _reader(unit: Unit) -> BeforeValidator:
             raise QuantityError(f"{value!r} has no unit", f"write {unit.name} such as {unit.example!r}")
         return float(value)
 
-    return BeforeValidator(read, json_schema_input_type=str | float if unit is FRACTION else str)
+    suffixes = "|".join(escape(name) for name in unit.factors if name)
+    text = Annotated[str, Field(pattern=rf"^\s*[+-]?\.?[0-9][0-9_.eE+-]*\s*({suffixes}){'?' if '' in unit.factors else ''}\s*$")]
+    # A bare number has no unit, and only zero needs none.
+    return BeforeValidator(read, json_schema_input_type=text | float if unit is FRACTION else text | Literal[0])
 
 
 def _whole(value: object) -> object:
@@ -122,6 +126,27 @@ class Lines:
 
 
 ModelT = TypeVar("ModelT", bound=Document)
+
+
+def json_schema(model: type[Document]) -> dict[str, Any]:
+    """The JSON Schema (2020-12) of files of type `model`, with the keys as the file writes them."""
+    schema = model.model_json_schema(by_alias=True)
+    _drop_bounds_on_text(schema)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _drop_bounds_on_text(schema: object) -> None:
+    """Bounds hold for the SI number a text stands for, and mean nothing in a schema: pydantic leaves them behind."""
+    if isinstance(schema, dict):
+        found = cast(dict[str, object], schema)
+        for word in ("gt", "ge", "lt", "le"):
+            if word in found and not isinstance(found[word], dict):
+                del found[word]
+        for value in found.values():
+            _drop_bounds_on_text(value)
+    elif isinstance(schema, list):
+        for value in cast(list[object], schema):
+            _drop_bounds_on_text(value)
 
 
 def read_text(path: Path | str) -> str:

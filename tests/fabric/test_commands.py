@@ -1,12 +1,14 @@
 """`isthmus catalog`, `check` and `schema`, through the command line."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from isthmus.cli import main
 from isthmus.fabric import entries, kinds
@@ -103,4 +105,51 @@ def test_the_schema_of_a_fabric_uses_the_words_of_the_file(run: Run) -> None:
     link = schema["$defs"]["WanEntry"]["properties"]
     assert "class" in link
     assert "link_class" not in link
-    assert link["rate"]["type"] == "string"
+    assert '"gt":' not in json.dumps(schema)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.yaml") if "regions:" in path.read_text()))
+def test_every_example_satisfies_the_schema_that_editors_use(name: str, run: Run) -> None:
+    schema = json.loads(run("schema", "fabric")[1])
+    assert faults(yaml.safe_load((EXAMPLES / name).read_text()), schema, schema) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("rtt: 18 ms", "rtt: 18"), ("rate: 100 Gb/s", "rate: 100 km"), ("rtt:", "rrt:"), ("count: 2", "count: two")],
+)
+def test_an_editor_sees_what_the_reader_refuses(old: str, new: str, run: Run) -> None:
+    schema = json.loads(run("schema", "fabric")[1])
+    text = (EXAMPLES / "shenzhen-shanghai.yaml").read_text()
+    assert old in text
+    assert faults(yaml.safe_load(text.replace(old, new)), schema, schema)
+
+
+def faults(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> list[str]:
+    """The little of JSON Schema that our documents use; anything else in a schema is an error here."""
+    known = {"$ref", "$defs", "$schema", "title", "description", "default", "type", "anyOf", "enum", "const", "pattern",
+             "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "items", "minItems",
+             "maxItems", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+             "minProperties", "maxProperties"}  # fmt: skip
+    assert set(schema) <= known, set(schema) - known
+    if "$ref" in schema:
+        return faults(value, root["$defs"][schema["$ref"].rpartition("/")[2]], root)
+    if "anyOf" in schema:
+        return [] if any(not faults(value, each, root) for each in schema["anyOf"]) else [f"{value!r} fits none"]
+    types = {"string": str, "integer": int, "number": int | float, "boolean": bool, "object": dict, "array": list,
+             "null": type(None)}  # fmt: skip
+    if "type" in schema and not isinstance(value, types[schema["type"]]):
+        return [f"{value!r} is no {schema['type']}"]
+    found = [f"{value!r} not allowed"] if value not in schema.get("enum", [schema.get("const", value)]) else []
+    if isinstance(value, str) and "pattern" in schema and not re.search(schema["pattern"], value):
+        found.append(f"{value!r} has another form")
+    if isinstance(value, list):
+        found += [fault for each in value for fault in faults(each, schema["items"], root)]
+    if isinstance(value, dict):
+        found += [f"{key} missing" for key in schema.get("required", []) if key not in value]
+        others = schema.get("additionalProperties", True)
+        spread = next(iter(schema.get("patternProperties", {}).values()), others)
+        for key, each in value.items():
+            below = schema.get("properties", {}).get(key, spread)
+            found += [f"{key} unknown"] if below is False else faults(each, below, root) if below is not True else []
+    return found

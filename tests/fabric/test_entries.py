@@ -89,7 +89,7 @@ def test_every_figure_has_sources_that_are_listed_and_the_best_status_among_them
 
 def test_every_source_is_used_and_none_is_a_note_of_our_own() -> None:
     used = {key for _, figure in FIGURES for key in figure.sources}
-    assert set(sources()) - used <= {"sharp-320"}
+    assert set(sources()) == used
     assert not {"seed", "none"} & set(sources())
 
 

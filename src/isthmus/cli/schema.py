@@ -5,7 +5,7 @@ from typing import Annotated, Literal, assert_never
 
 import typer
 
-from isthmus.documents import Document
+from isthmus.documents import Document, json_schema
 
 EXAMPLES = """Examples:
 
@@ -17,7 +17,7 @@ DocumentKind = Literal["fabric", "workload", "plan"]
 
 def schema(document: Annotated[DocumentKind, typer.Argument(help="Which document.")]) -> None:
     """Print the JSON Schema of a document."""
-    print(json.dumps(_model(document).model_json_schema(by_alias=True), indent=2, ensure_ascii=False))
+    print(json.dumps(json_schema(_model(document)), indent=2, ensure_ascii=False))
 
 
 def _model(document: DocumentKind) -> type[Document]:
