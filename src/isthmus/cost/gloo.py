@@ -5,13 +5,17 @@ before it is sent, and empties the ring between its two phases. So the schedule 
 thousand additions.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 
-__all__ = ["RingShape", "gloo_ring_all_reduce_s", "gloo_window_rate_bytes_per_s", "segment_bytes"]
+__all__ = ["RingShape", "concurrent_rings_s", "gloo_ring_all_reduce_s", "gloo_window_rate_bytes_per_s", "segment_bytes"]
 
 SEGMENT_BYTES_MAX = 2**20
 """gloo/allreduce.h, kMaxSegmentSize."""
+
+GLOO_THREADS = 2
+"""Collectives of one group at once; c10d's ProcessGroupGloo, Options.threads."""
 
 SEGMENTS_IN_FLIGHT = 2
 """gloo/allreduce.cc: a new segment is posted when the one before last has been received and reduced."""
@@ -86,6 +90,34 @@ def gloo_ring_all_reduce_s(size_bytes: float, ring: RingShape) -> float:
     for _ in ("reduce-scatter", "all-gather"):
         clock = _phase(clock, segment, rounds, ring)
     return max(clock)
+
+
+def concurrent_rings_s(ready_s: Sequence[float], sizes_bytes: Sequence[float], ring: RingShape) -> list[tuple[float, float]]:
+    """(start, end) of all-reduces that become ready at `ready_s`, as torch's gloo group runs them: two at a time.
+
+    Alone, one takes `gloo_ring_all_reduce_s`. Two at once each see half the rate between regions, so a pair bound by
+    bandwidth gains nothing, and one bound by the window and the round trip up to twofold.
+    Source: ProcessGroupGloo's default of two threads (torch/csrc/distributed/c10d/ProcessGroupGloo.hpp).
+    """
+    halved = replace(ring, wan_bytes_per_s=ring.wan_bytes_per_s / 2)
+    speeds = [{1: 1 / gloo_ring_all_reduce_s(size, ring), 2: 1 / gloo_ring_all_reduce_s(size, halved)} for size in sizes_bytes]
+    spans: dict[int, tuple[float, float]] = {}
+    left, started, waiting, now = dict[int, float](), dict[int, float](), list(range(len(sizes_bytes))), 0.0
+    while waiting or left:
+        while waiting and len(left) < GLOO_THREADS and ready_s[waiting[0]] <= now:
+            index = waiting.pop(0)
+            left[index], started[index] = 1.0, now
+        ends = [now + share / speeds[index][len(left)] for index, share in left.items()]
+        if waiting and len(left) < GLOO_THREADS:
+            ends.append(ready_s[waiting[0]])
+        following = min(ends)
+        for index in list(left):
+            left[index] -= (following - now) * speeds[index][len(left)]
+        now = following
+        for index in [each for each, share in left.items() if share <= 1e-9]:
+            spans[index] = (started[index], now)
+            del left[index]
+    return [spans[index] for index in range(len(sizes_bytes))]
 
 
 def _phase(clock: list[float], segment: float, rounds: int, ring: RingShape) -> list[float]:

@@ -10,6 +10,7 @@ __all__ = [
     "equal_buckets_exposed_s",
     "overlap_timeline",
     "ready_times_s",
+    "serial_timeline",
 ]
 
 
@@ -39,11 +40,13 @@ class Stage:
 class BucketTime:
     """One bucket on the step's clock, which starts at 0 with the forward pass.
 
-    `ready_s`: gradients exist; `start_s`, `end_s`: first byte on the wire, last byte there; `done_s`: usable.
+    `ready_s`: gradients exist; `begin_s`: the rank takes it up; `start_s`, `end_s`: first byte on the wire,
+    last byte there; `done_s`: usable.
     """
 
     bucket: int
     ready_s: float
+    begin_s: float
     start_s: float
     end_s: float
     done_s: float
@@ -98,16 +101,61 @@ def overlap_timeline(ready_s: Sequence[float], stages: Sequence[Stage], compute_
     times: list[BucketTime] = []
     for index, (ready, stage) in enumerate(zip(ready_s, stages, strict=True)):
         exists = ready + (stolen if shared_cores else 0.0)
-        rank_free = max(exists, rank_free) + stage.before_s
+        begin = max(exists, rank_free)
+        rank_free = begin + stage.before_s
         stolen += stage.before_s
         start = max(rank_free, wire_free)
         wire_free = start + stage.wire_s
         end = wire_free + stage.latency_s
         after_free = max(end, after_free) + stage.after_s
-        times.append(BucketTime(bucket=index, ready_s=exists, start_s=start, end_s=end, done_s=after_free))
+        times.append(BucketTime(bucket=index, ready_s=exists, begin_s=begin, start_s=start, end_s=end, done_s=after_free))
     work = sum(stage.before_s + stage.after_s for stage in stages) if shared_cores else 0.0
     finish = max(compute_s + work, after_free) if times else compute_s
     return Timeline(buckets=tuple(times), compute_s=compute_s, exposed_s=max(0.0, finish - compute_s))
+
+
+def serial_timeline(
+    ready_s: Sequence[float], buckets: Sequence[Sequence[Stage]], compute_s: float, shared_cores: bool
+) -> Timeline:
+    """Play buckets one after another, each cut into segments that overlap among themselves only.
+
+    As isthmus's communication thread works: it reduces and sends all segments of a bucket, then takes them back as
+    they arrive, and takes up the next bucket when the last segment is done.
+
+    Args:
+        ready_s: When each bucket exists, rising.
+        buckets: The segments of each bucket.
+        compute_s: Length of the step's compute.
+        shared_cores: As in `overlap_timeline`.
+    """
+    free = 0.0
+    times: list[BucketTime] = []
+    work: list[float] = []
+    for index, (ready, segments) in enumerate(zip(ready_s, buckets, strict=True)):
+        stolen = 0.0
+        if shared_cores:
+            # What the thread did for earlier buckets by now has delayed the backward pass as much.
+            for earlier, spent in zip(times, work, strict=True):
+                stolen += spent if earlier.done_s <= ready + stolen else 0.0
+        begin = max(ready + stolen, free)
+        start, end, free = _segments_s(begin, segments)
+        work.append(sum(each.before_s + each.after_s for each in segments))
+        times.append(BucketTime(bucket=index, ready_s=ready + stolen, begin_s=begin, start_s=start, end_s=end, done_s=free))
+    finish = max(compute_s + (sum(work) if shared_cores else 0.0), free)
+    return Timeline(buckets=tuple(times), compute_s=compute_s, exposed_s=max(0.0, finish - compute_s))
+
+
+def _segments_s(begin: float, segments: Sequence[Stage]) -> tuple[float, float, float]:
+    """(first byte sent, last byte there, last segment done) of one bucket that is taken up at `begin`."""
+    rank, wire, arrivals, starts = begin, begin, list[float](), list[float]()
+    for segment in segments:
+        rank += segment.before_s
+        starts.append(max(rank, wire))
+        wire = starts[-1] + segment.wire_s
+        arrivals.append(wire + segment.latency_s)
+    for segment, arrival in zip(segments, arrivals, strict=True):
+        rank = max(rank, arrival) + segment.after_s
+    return starts[0], arrivals[-1], rank
 
 
 def equal_buckets_exposed_s(count: int, stage: Stage, window_s: float) -> float:

@@ -2,19 +2,28 @@
 speed; no more.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from isthmus.cost.codecs import codec_ratio
-from isthmus.cost.gloo import RingShape, gloo_ring_all_reduce_s
+from isthmus.cost.gloo import RingShape, concurrent_rings_s
 from isthmus.cost.step import blocking_sync_s, swap_bytes
-from isthmus.cost.timeline import Stage, Timeline, overlap_timeline, ready_times_s
+from isthmus.cost.timeline import BucketTime, Stage, Timeline, ready_times_s, serial_timeline
 from isthmus.cost.transport import payload_fraction
 from isthmus.errors import InfeasibleError
 from isthmus.plan import Prediction, Strategy
 from isthmus.units import show_bytes, show_rate, show_seconds
 
-__all__ = ["TrialInputs", "exchange_limit_s", "exchange_s", "predict_trial"]
+__all__ = [
+    "TrialInputs",
+    "exchange_limit_s",
+    "exchange_s",
+    "inner_compute_s",
+    "predict_trial",
+    "sync_stage",
+    "trial_timeline",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +40,7 @@ class TrialInputs:
         backward_fraction: Share of the compute that is the backward pass.
         rate_bytes_per_s: One link, one way, IP bytes at MTU 1500.
         rtt_s: Of the idle link.
-        buckets: Bytes of each gradient bucket, in the order they become ready.
+        buckets: Bytes of each gradient bucket, in the order they become ready; empty where not recorded.
         codec_encode_bytes_per_s: fp32 bytes a rank encodes per second while all ranks encode; None for codec
             `none`.
         codec_decode_bytes_per_s: The same for decoding, counted in fp32 bytes written.
@@ -40,7 +49,7 @@ class TrialInputs:
         frame_overhead: Frame headers as a share of what they carry.
         links_per_region: Links over which one region's traffic spreads evenly (1 for two regions, R - 1 in a
             full mesh).
-        chunk_bytes: Size of the pieces in which a bucket goes through the stages; None for whole buckets.
+        chunk_bytes: Size of the segments in which a bucket goes through the stages; None for whole buckets.
         shared_cores: Ranks keep all cores busy, so the work on buckets takes turns with the compute.
     """
 
@@ -62,6 +71,11 @@ class TrialInputs:
     shared_cores: bool = True
 
     @property
+    def known_buckets(self) -> tuple[float, ...]:
+        """`buckets`, or the whole gradient as one where none were recorded."""
+        return self.buckets or (self.gradient_bytes,)
+
+    @property
     def payload_bytes_per_s(self) -> float:
         """What TCP carries on one link."""
         return self.rate_bytes_per_s * payload_fraction()
@@ -81,10 +95,29 @@ def predict_trial(strategy: Strategy, inputs: TrialInputs) -> Prediction:
         case "local-steps":
             return _local_steps(strategy, inputs)
         case "sharded" | "pipeline":
-            raise InfeasibleError(
-                f"the wind tunnel cannot predict {strategy.name!r}",
-                f"it runs flat, hierarchical and local-steps, not {strategy.kind}",
-            )
+            raise _not_run(strategy)
+
+
+def trial_timeline(strategy: Strategy, inputs: TrialInputs) -> Timeline:
+    """The step of an every-step strategy, bucket by bucket; its `compute_s` leaves out the region's own synchronisation.
+
+    Raises:
+        InfeasibleError: Local steps have no such timeline, and other kinds do not run in the tunnel.
+    """
+    ready = ready_times_s(inputs.known_buckets, inner_compute_s(inputs), inputs.backward_fraction)
+    match strategy.kind:
+        case "flat":
+            return _flat_timeline(ready, inputs)
+        case "hierarchical":
+            buckets = [_segments(size, strategy, inputs) for size in inputs.known_buckets]
+            return serial_timeline(ready, buckets, inner_compute_s(inputs), inputs.shared_cores)
+        case "local-steps" | "sharded" | "pipeline":
+            raise _not_run(strategy)
+
+
+def inner_compute_s(inputs: TrialInputs) -> float:
+    """compute_s without the synchronisation in the region that it holds, S / copy speed: the stages hold that themselves."""
+    return max(0.0, inputs.compute_s - sum(inputs.known_buckets) / inputs.copy_bytes_per_s)
 
 
 def exchange_limit_s(size_bytes: float, regions: int, rate_bytes_per_s: float, rtt_s: float) -> float:
@@ -94,79 +127,87 @@ def exchange_limit_s(size_bytes: float, regions: int, rate_bytes_per_s: float, r
     return swap_bytes(size_bytes, regions) / (rate_bytes_per_s * payload_fraction()) + rtt_s / 2
 
 
-def exchange_s(size_bytes: float, strategy: Strategy, inputs: TrialInputs, reduce_in_region: bool = True) -> float:
+def exchange_s(size_bytes: float, strategy: Strategy, inputs: TrialInputs) -> float:
     """Seconds of one hierarchical all-reduce of `size_bytes` of fp32 with nothing else going on."""
-    stages = [_stage(piece, strategy, inputs, reduce_in_region) for piece in _pieces(size_bytes, inputs)]
-    return overlap_timeline([0.0] * len(stages), stages, 0.0, shared_cores=False).exposed_s
+    return serial_timeline([0.0], [_segments(size_bytes, strategy, inputs)], 0.0, shared_cores=False).exposed_s
+
+
+def sync_stage(strategy: Strategy, inputs: TrialInputs) -> Stage:
+    """One outer sync of local steps: shards encoded and swapped whole, decoded, gathered in the region.
+
+    Ranks of a region hold equal parameters, so there is no reduce-scatter.
+    """
+    return _stage(inputs.gradient_bytes, strategy, inputs, reduce_in_region=False)
 
 
 def _flat(inputs: TrialInputs) -> Prediction:
-    ring = RingShape(
+    ring = _ring(inputs)
+    timeline = trial_timeline(Strategy(name="flat", kind="flat"), inputs)
+    wire_bytes = 2 * (ring.ranks - 1) / ring.ranks * inputs.gradient_bytes
+    formula = (
+        f"gloo rings over {ring.ranks} ranks, {len(inputs.known_buckets)} buckets in the order of the backward pass, two "
+        f"at a time: step = {show_seconds(timeline.step_s)}; 2(n-1)/n S = {show_bytes(wire_bytes)} over one edge "
+        f"at {show_rate(inputs.payload_bytes_per_s)}, two segments of <= 1 MiB in flight, "
+        f"one way {show_seconds(inputs.rtt_s / 2)}"
+    )
+    return _prediction(inputs, timeline.step_s - inputs.compute_s, wire_bytes, 4.0, formula)
+
+
+def _hierarchical(strategy: Strategy, inputs: TrialInputs) -> Prediction:
+    timeline = trial_timeline(strategy, inputs)
+    stages = [each for size in inputs.known_buckets for each in _segments(size, strategy, inputs)]
+    wire_bytes = _wire_bytes(inputs.gradient_bytes, strategy, inputs)
+    formula = (
+        f"reduce-scatter in region | {strategy.codec} | swap | all-gather, {len(inputs.known_buckets)} buckets one after "
+        f"another beside the backward pass: step = {show_seconds(timeline.step_s)}; wire W = {show_bytes(wire_bytes)} "
+        f"at {show_rate(inputs.payload_bytes_per_s)} = {show_seconds(sum(stage.wire_s for stage in stages))}, "
+        f"rank's own work {show_seconds(sum(stage.before_s + stage.after_s for stage in stages))}, "
+        f"one way {show_seconds(inputs.rtt_s / 2)} a bucket"
+    )
+    return _prediction(inputs, timeline.step_s - inputs.compute_s, wire_bytes, 4.0, formula)
+
+
+def _local_steps(strategy: Strategy, inputs: TrialInputs) -> Prediction:
+    stage = sync_stage(strategy, inputs)
+    # A delayed sync hides its wire behind d inner steps; the rank's own work shares the cores with them.
+    floor = stage.before_s + stage.after_s if inputs.shared_cores else 0.0
+    seen = max(floor, stage.total_s - strategy.delay_steps * inputs.compute_s)
+    exposed = blocking_sync_s(seen, strategy.inner_steps)
+    wire_bytes = _wire_bytes(inputs.gradient_bytes, strategy, inputs)
+    formula = (
+        f"sync C = {show_seconds(stage.total_s)} (W = {show_bytes(wire_bytes)}, {strategy.codec}) every "
+        f"K = {strategy.inner_steps} steps, applied d = {strategy.delay_steps} steps later: "
+        f"exposed = max(rank's work {show_seconds(floor)}, C - d T) / K = {show_seconds(exposed)}"
+    )
+    # Parameters, gradient, two moments; and the outer optimizer's copy and momentum.
+    return _prediction(inputs, exposed, wire_bytes / strategy.inner_steps, 6.0, formula)
+
+
+def _flat_timeline(ready: Sequence[float], inputs: TrialInputs) -> Timeline:
+    """The rings replace the synchronisation in the region; their additions are in the rings' own local rate."""
+    compute = inner_compute_s(inputs)
+    spans = concurrent_rings_s(ready, inputs.known_buckets, _ring(inputs))
+    times = tuple(
+        BucketTime(bucket=index, ready_s=exists, begin_s=start, start_s=start, end_s=end, done_s=end)
+        for index, (exists, (start, end)) in enumerate(zip(ready, spans, strict=True))
+    )
+    last = max(end for _, end in spans)
+    return Timeline(buckets=times, compute_s=compute, exposed_s=max(0.0, last - compute))
+
+
+def _ring(inputs: TrialInputs) -> RingShape:
+    return RingShape(
         regions=len(inputs.regions),
         ranks_per_region=inputs.ranks_per_region,
         wan_bytes_per_s=inputs.payload_bytes_per_s,
         wan_latency_s=inputs.rtt_s / 2,
         local_bytes_per_s=inputs.copy_bytes_per_s,
     )
-    wires = [gloo_ring_all_reduce_s(size, ring) for size in inputs.buckets]
-    timeline = _play(inputs, [[Stage(before_s=0.0, wire_s=wire, latency_s=0.0, after_s=0.0)] for wire in wires])
-    wire_bytes = 2 * (ring.ranks - 1) / ring.ranks * inputs.gradient_bytes
-    formula = (
-        f"gloo ring over {ring.ranks} ranks, buckets in the order of the backward pass, one after another: "
-        f"step = {show_seconds(timeline.step_s)}; rings together {show_seconds(sum(wires))} for "
-        f"2(n-1)/n S = {show_bytes(wire_bytes)} over one edge at {show_rate(inputs.payload_bytes_per_s)}, "
-        f"two segments of <= 1 MiB in flight, one way {show_seconds(inputs.rtt_s / 2)}"
-    )
-    return _prediction(inputs, timeline.step_s - inputs.compute_s, wire_bytes / payload_fraction(), 4.0, formula)
 
 
-def _hierarchical(strategy: Strategy, inputs: TrialInputs) -> Prediction:
-    by_bucket = [[_stage(piece, strategy, inputs, True) for piece in _pieces(size, inputs)] for size in inputs.buckets]
-    timeline = _play(inputs, by_bucket)
-    stages = [stage for pieces in by_bucket for stage in pieces]
-    wire_bytes = _wire_bytes(inputs.gradient_bytes, strategy, inputs)
-    formula = (
-        f"reduce-scatter in region | {strategy.codec} | swap | all-gather, beside the backward pass: "
-        f"step = {show_seconds(timeline.step_s)}; wire W = {show_bytes(wire_bytes)} at "
-        f"{show_rate(inputs.payload_bytes_per_s)} = {show_seconds(sum(stage.wire_s for stage in stages))}, "
-        f"rank's own work {show_seconds(sum(stage.before_s + stage.after_s for stage in stages))}, "
-        f"one way {show_seconds(inputs.rtt_s / 2)}"
-    )
-    return _prediction(inputs, timeline.step_s - inputs.compute_s, wire_bytes / payload_fraction(), 4.0, formula)
-
-
-def _local_steps(strategy: Strategy, inputs: TrialInputs) -> Prediction:
-    sync = exchange_s(inputs.gradient_bytes, strategy, inputs, reduce_in_region=False)
-    whole = _stage(inputs.gradient_bytes, strategy, inputs, False)
-    # A delayed sync hides its wire behind d inner steps; the rank's own work shares the cores with them.
-    floor = whole.before_s + whole.after_s if inputs.shared_cores else 0.0
-    hidden = strategy.delay_steps * inputs.compute_s
-    seen = max(min(floor, sync), sync - hidden)
-    exposed = blocking_sync_s(seen, strategy.inner_steps)
-    wire_bytes = _wire_bytes(inputs.gradient_bytes, strategy, inputs)
-    formula = (
-        f"sync C = {show_seconds(sync)} (W = {show_bytes(wire_bytes)}, {strategy.codec}) every "
-        f"K = {strategy.inner_steps} steps, applied d = {strategy.delay_steps} steps later: "
-        f"exposed = max(rank's work {show_seconds(floor)}, C - d T) / K = {show_seconds(exposed)}"
-    )
-    # Parameters, gradient, two moments; and the outer optimizer's copy and momentum.
-    return _prediction(inputs, exposed, wire_bytes / payload_fraction() / strategy.inner_steps, 6.0, formula)
-
-
-def _play(inputs: TrialInputs, stages: list[list[Stage]]) -> Timeline:
-    """The overlap timeline of each bucket's stages, after compute_s less the region's own synchronisation.
-
-    The stages hold that synchronisation themselves (the flat ring replaces it).
-    """
-    busy = max(0.0, inputs.compute_s - sum(inputs.buckets) / inputs.copy_bytes_per_s)
-    ready = ready_times_s(inputs.buckets, busy, inputs.backward_fraction)
-    times = [time for time, pieces in zip(ready, stages, strict=True) for _ in pieces]
-    return overlap_timeline(times, [stage for pieces in stages for stage in pieces], busy, inputs.shared_cores)
-
-
-def _pieces(size_bytes: float, inputs: TrialInputs) -> list[float]:
+def _segments(size_bytes: float, strategy: Strategy, inputs: TrialInputs) -> list[Stage]:
     count = max(1, ceil(size_bytes / inputs.chunk_bytes)) if inputs.chunk_bytes else 1
-    return [size_bytes / count] * count
+    return [_stage(size_bytes / count, strategy, inputs, reduce_in_region=True)] * count
 
 
 def _wire_bytes(size_bytes: float, strategy: Strategy, inputs: TrialInputs) -> float:
@@ -199,6 +240,13 @@ def _speed(bytes_per_s: float | None, strategy: Strategy) -> float:
     return bytes_per_s
 
 
+def _not_run(strategy: Strategy) -> InfeasibleError:
+    return InfeasibleError(
+        f"the wind tunnel cannot predict {strategy.name!r}",
+        f"it runs flat, hierarchical and local-steps, not {strategy.kind}",
+    )
+
+
 def _prediction(inputs: TrialInputs, exposed_s: float, wan_bytes: float, buffers: float, formula: str) -> Prediction:
     exposed = max(0.0, exposed_s)
     step = inputs.compute_s + exposed
@@ -208,7 +256,7 @@ def _prediction(inputs: TrialInputs, exposed_s: float, wan_bytes: float, buffers
         exposed_s=exposed,
         utilisation=inputs.compute_s / step,
         tokens_per_s=inputs.tokens_per_step / step,
-        wan_bytes_per_step=wan_bytes,
+        wan_bytes_per_step=wan_bytes / payload_fraction(),
         memory_bytes_per_gpu=buffers * inputs.gradient_bytes,
         formula=formula,
     )
