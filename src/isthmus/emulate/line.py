@@ -173,7 +173,10 @@ def main(control_fd: int) -> int:
     nodes = tuple(fd for row in network.node_fds for fd in row)
     user = (namespaces.open_user(),) if needed_user else ()
     answer = {"user": needed_user, "fifo": _rise(), "congestion": network.congestion, "descriptors": len(user + nodes)}
-    control.send(channel, answer, user + nodes)
+    try:
+        control.send(channel, answer, user + nodes)
+    except BrokenPipeError:  # the launcher died while we built
+        return 0
     gc.collect()
     gc.freeze()
     gc.disable()
