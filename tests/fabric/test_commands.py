@@ -41,7 +41,7 @@ def test_check_ends_with_one_where_something_is_found_and_names_it(run: Run, tmp
         f"error: {tmp_path}/f.yaml:13: RTT 11 ms is less than light needs in fibre between Shenzhen and Shanghai "
         "(1213 km, 11.9 ms)\n  rtt-floor; source: calc + smf28 (recalled)\n"
     )
-    assert out.endswith("1 errors, 0 warnings, 3 notes\n")
+    assert out.endswith("1 error, 0 warnings, 3 notes\n")
 
 
 def test_check_ends_with_zero_where_there_are_notes_only(run: Run) -> None:

@@ -30,10 +30,13 @@ def check(
         for finding in findings:
             print(f"{finding.severity}: {finding.where}: {finding.reason}\n  {finding.rule}; source: {finding.source}")
         counts = Counter(finding.severity for finding in findings)
-        print(
-            ", ".join(
-                f"{counts[word]} {name}" for word, name in (("error", "errors"), ("warning", "warnings"), ("info", "notes"))
-            )
-        )
+        print(", ".join(_count(counts[severity], word) for severity, word in _WORDS))
     if any(finding.severity != "info" for finding in findings):
         raise typer.Exit(1)
+
+
+_WORDS = (("error", "error"), ("warning", "warning"), ("info", "note"))
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

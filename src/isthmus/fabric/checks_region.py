@@ -47,8 +47,8 @@ def _mixed_gpus(subject: Subject, region: Region) -> Iterator[Finding]:
         "mixed-gpus",
         "error" if uneven else "warning",
         (*_path(region), "nodes"),
-        f"{region.name} mixes {', '.join(sorted(kinds))} in one data-parallel group: {_binding(kinds)}; give each "
-        "kind its own region entry, or split the batch by speed",
+        f"{region.name} mixes {', '.join(sorted(kinds))} in one data-parallel group: {_binding(kinds)}; give each kind its "
+        "own region entry, or split the batch by speed",
         _cite_speeds(kinds),
     )
 
@@ -60,9 +60,8 @@ def _mixed_vendors(subject: Subject, region: Region) -> Iterator[Finding]:
             "mixed-vendors",
             "warning",
             (*_path(region), "nodes"),
-            f"{region.name} mixes GPUs of {' and '.join(vendors)}: their collective libraries do not "
-            f"talk to each other, "
-            "so data between them goes through host memory",
+            f"{region.name} mixes GPUs of {' and '.join(vendors)}: their collective libraries do not talk to each other, so "
+            "data between them goes through host memory",
             "engineering knowledge (recalled)",
         )
 
@@ -82,9 +81,8 @@ def _wiring(subject: Subject, region: Region) -> Iterator[Finding]:
                 "partial-rack",
                 "warning",
                 path,
-                f"{group.count} nodes of {group.gpus} GPUs do not fill NVLink domains of "
-                f"{inside.domain}: NVLink ends at the "
-                "rack and never joins regions, so the rest meets over the network",
+                f"{group.count} nodes of {group.gpus} GPUs do not fill NVLink domains of {inside.domain}: NVLink ends at "
+                "the rack and never joins regions, so the rest meets over the network",
                 cite(entry("nodes", group.kind).figure("domain")),
             )
 
@@ -120,8 +118,7 @@ def _slots(subject: Subject, region: Region) -> Iterator[Finding]:
                 "error",
                 (*path, "nics", "slot") if stated and stated.slot else path,
                 f"{group.nic.kind} at {show_rate(group.nic.rate_bytes_per_s)} needs "
-                f"{_gigabytes(group.nic.rate_bytes_per_s)} "
-                f"per direction, a PCIe {slot} slot carries {_gigabytes(room)}",
+                f"{_gigabytes(group.nic.rate_bytes_per_s)} per direction, a PCIe {slot} slot carries {_gigabytes(room)}",
                 cite(
                     entry("pcie", slot.partition(" ")[0]).figure("lane_rate"),
                     entry("nics", group.nic.kind).figure("rate"),
@@ -153,8 +150,7 @@ def _adapters(subject: Subject, region: Region) -> Iterator[Finding]:
                 "nic-rate",
                 "error",
                 (*_path(region), "network", "rate"),
-                f"the network runs at {show_rate(network.rate_bytes_per_s)}, a port of "
-                f"{group.nic.kind} at most at "
+                f"the network runs at {show_rate(network.rate_bytes_per_s)}, a port of {group.nic.kind} at most at "
                 f"{show_rate(figure.number)}",
                 cite(figure),
             )
@@ -204,8 +200,8 @@ def _switch(subject: Subject, region: Region) -> Iterator[Finding]:
             "nic-faster-than-port",
             "warning",
             (*path, "switch"),
-            f"adapters of {show_rate(fastest)} on ports of {show_rate(port.number)}: the rest of the adapter "
-            "is paid for and unused",
+            f"adapters of {show_rate(fastest)} on ports of {show_rate(port.number)}: the rest of the adapter is paid for "
+            "and unused",
             cite(port),
         )
 
@@ -265,8 +261,7 @@ def _cables(subject: Subject, region: Region) -> Iterator[Finding]:
                 "cable-reach",
                 "error",
                 path,
-                f"{cable.kind} reaches {reach.number:g} m at "
-                f"{show_rate(region.network.rate_bytes_per_s)} ({reach.per}), "
+                f"{cable.kind} reaches {reach.number:g} m at {show_rate(region.network.rate_bytes_per_s)} ({reach.per}), "
                 f"{cable.length:g} m asked{advice}",
                 cite(reach),
             )
@@ -304,8 +299,8 @@ def _unlike_regions(subject: Subject) -> Iterator[Finding]:
             "unlike-regions",
             "warning",
             ("regions",),
-            f"regions hold different GPUs ({', '.join(sorted(kinds))}): with equal shares {_binding(kinds)}; "
-            "split the batch by speed",
+            f"regions hold different GPUs ({', '.join(sorted(kinds))}): with equal shares {_binding(kinds)}; split the "
+            "batch by speed",
             _cite_speeds(kinds),
         )
     vendors = {group.gpu.vendor for group in (each for region in fabric.regions for each in region.groups)}
@@ -314,9 +309,8 @@ def _unlike_regions(subject: Subject) -> Iterator[Finding]:
             "mixed-vendors",
             "warning",
             ("regions",),
-            f"regions hold GPUs of {' and '.join(sorted(vendors))}: traffic between them is relayed "
-            f"by the hosts, "
-            "never GPU to GPU",
+            f"regions hold GPUs of {' and '.join(sorted(vendors))}: traffic between them is relayed by the hosts, never GPU "
+            "to GPU",
             "engineering knowledge (recalled)",
         )
     rails = {region.name: region.gpus for region in fabric.regions}

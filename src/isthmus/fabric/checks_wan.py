@@ -43,8 +43,8 @@ def wan_findings(subject: Subject) -> Iterator[Finding]:
                 "relay",
                 "info",
                 ("wan",),
-                f"no link joins {' and '.join(route.between)}: their traffic crosses "
-                f"{route.links} links ({show_seconds(route.rtt_s)} RTT)",
+                f"no link joins {' and '.join(route.between)}: their traffic crosses {route.links} links "
+                f"({show_seconds(route.rtt_s)} RTT)",
                 _FACTS,
             )
 
@@ -79,9 +79,8 @@ def _rdma(subject: Subject, link: WanLink, path: Path_) -> Iterator[Finding]:
             "infiniband-over-ip",
             "error",
             where,
-            f"InfiniBand does not ride an IP network ({link.link_class}); it needs dark fibre or a "
-            f"wave with long-haul gear, up to "
-            f"{reach.number / 1e3:g} km; use tcp",
+            f"InfiniBand does not ride an IP network ({link.link_class}); it needs dark fibre or a wave with long-haul "
+            f"gear, up to {reach.number / 1e3:g} km; use tcp",
             cite(reach),
         )
     elif kinds[0] == "infiniband":
@@ -91,8 +90,8 @@ def _rdma(subject: Subject, link: WanLink, path: Path_) -> Iterator[Finding]:
             "roce-over-ip",
             "warning",
             where,
-            f"RoCE v2 wants a loss-free path and {link.link_class} promises none: "
-            "one lost packet sends a whole window again; prefer tcp",
+            f"RoCE v2 wants a loss-free path and {link.link_class} promises none: one lost packet sends a whole window "
+            "again; prefer tcp",
             "engineering knowledge (recalled)",
         )
 
@@ -137,8 +136,8 @@ def _floor(subject: Subject, link: WanLink, path: Path_) -> Iterator[Finding]:
             "rtt-floor",
             "error",
             where,
-            f"RTT {show_seconds(link.rtt_s)} is less than light needs in "
-            f"{link.distance_m / 1e3:.0f} km of fibre ({show_seconds(fibre_rtt_s(link.distance_m))})",
+            f"RTT {show_seconds(link.rtt_s)} is less than light needs in {link.distance_m / 1e3:.0f} km of fibre "
+            f"({show_seconds(fibre_rtt_s(link.distance_m))})",
             cite(delay),
         )
     if cities is None:
@@ -150,8 +149,8 @@ def _floor(subject: Subject, link: WanLink, path: Path_) -> Iterator[Finding]:
             "rtt-floor",
             "error",
             where,
-            f"RTT {show_seconds(link.rtt_s)} is less than light needs in fibre between "
-            f"{names} ({circle_m / 1e3:.0f} km, {show_seconds(floor_s)})",
+            f"RTT {show_seconds(link.rtt_s)} is less than light needs in fibre between {names} ({circle_m / 1e3:.0f} km, "
+            f"{show_seconds(floor_s)})",
             cite(delay),
         )
     if link.distance_m is not None and link.distance_m < circle_m:
@@ -159,8 +158,8 @@ def _floor(subject: Subject, link: WanLink, path: Path_) -> Iterator[Finding]:
             "distance",
             "error",
             (*path, "distance"),
-            f"a route of {link.distance_m / 1e3:.0f} km is shorter than the "
-            f"great circle between {names} ({circle_m / 1e3:.0f} km)",
+            f"a route of {link.distance_m / 1e3:.0f} km is shorter than the great circle between {names} "
+            f"({circle_m / 1e3:.0f} km)",
             "geography (recalled)",
         )
 
@@ -177,8 +176,8 @@ def _usual(subject: Subject, link: WanLink, path: Path_) -> Iterator[Finding]:
                 "rtt-high",
                 "warning",
                 where,
-                f"RTT {show_seconds(link.rtt_s)} is more than twice the {usual.text} ms "
-                "usual for this pair: a detour, a queue that was full when measured, or a wrong unit",
+                f"RTT {show_seconds(link.rtt_s)} is more than twice the {usual.text} ms usual for this pair: a detour, a "
+                "queue that was full when measured, or a wrong unit",
                 cite(usual),
             )
         elif link.rtt_s < low_s and cities and link.rtt_s >= rtt_floor_s(*cities):
@@ -186,8 +185,8 @@ def _usual(subject: Subject, link: WanLink, path: Path_) -> Iterator[Finding]:
                 "rtt-low",
                 "info",
                 where,
-                f"RTT {show_seconds(link.rtt_s)} is better than the {usual.text} ms usual for "
-                "this pair: physics allows it, a short route has to be contracted",
+                f"RTT {show_seconds(link.rtt_s)} is better than the {usual.text} ms usual for this pair: physics allows it, "
+                "a short route has to be contracted",
                 cite(usual),
             )
         return
@@ -201,9 +200,8 @@ def _usual(subject: Subject, link: WanLink, path: Path_) -> Iterator[Finding]:
             "rtt-high",
             "warning",
             where,
-            f"RTT {show_seconds(link.rtt_s)} is more than twice the "
-            f"{show_seconds(longest_s)} of a route of {route_m / 1e3:.0f} km: a detour, a full queue, "
-            f"or a wrong unit",
+            f"RTT {show_seconds(link.rtt_s)} is more than twice the {show_seconds(longest_s)} of a route of "
+            f"{route_m / 1e3:.0f} km: a detour, a full queue, or a wrong unit",
             cite(entry("fibre", "route").figure("factor")),
         )
 
@@ -236,8 +234,7 @@ def _loss(subject: Subject, link: WanLink, path: Path_) -> Iterator[Finding]:
             "tcp-loss",
             "warning" if severe else "info",
             (*path, "loss"),
-            f"at {link.loss:g} loss and {show_seconds(link.rtt_s)} one TCP stream keeps about "
-            f"{show_rate(one)} (Mathis): "
+            f"at {link.loss:g} loss and {show_seconds(link.rtt_s)} one TCP stream keeps about {show_rate(one)} (Mathis): "
             f"{streams:.0f} streams would fill {show_rate(link.rate_bytes_per_s)}"
             + ("; a single stream is useless here: use BBR, or get the loss repaired" if severe else ""),
             "Mathis et al., CCR 27(3), 1997",
@@ -250,8 +247,8 @@ def _jitter(subject: Subject, link: WanLink, path: Path_) -> Iterator[Finding]:
             "jitter",
             "error",
             (*path, "jitter"),
-            f"jitter {show_seconds(link.jitter_s)} exceeds the one-way delay "
-            f"({show_seconds(link.rtt_s / 2)}): no packet can be that early",
+            f"jitter {show_seconds(link.jitter_s)} exceeds the one-way delay ({show_seconds(link.rtt_s / 2)}): no packet "
+            "can be that early",
             _FACTS,
         )
 
@@ -264,8 +261,8 @@ def _adapters(subject: Subject, link: WanLink, path: Path_) -> Iterator[Finding]
                 "wan-rate",
                 "warning",
                 (*path, "rate"),
-                f"the adapters of {region.name} carry {show_rate(carried)} "
-                f"together, less than this link ({show_rate(link.rate_bytes_per_s)})",
+                f"the adapters of {region.name} carry {show_rate(carried)} together, less than this link "
+                f"({show_rate(link.rate_bytes_per_s)})",
                 _FACTS,
             )
 
@@ -277,8 +274,8 @@ def _class(subject: Subject, link: WanLink, path: Path_) -> Iterator[Finding]:
             "dark-fibre-reach",
             "info",
             path,
-            f"{route_m / 1e3:.0f} km of dark fibre is beyond one span of 400ZR "
-            f"({reach.number / 1e3:g} km): a line system with amplifiers has to be bought",
+            f"{route_m / 1e3:.0f} km of dark fibre is beyond one span of 400ZR ({reach.number / 1e3:g} km): a line system "
+            "with amplifiers has to be bought",
             cite(reach),
         )
 

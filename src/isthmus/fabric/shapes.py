@@ -27,9 +27,10 @@ class Switching:
     """What a network is built from.
 
     Attributes:
-        radix: Ports of a switch (k); not used by a torus. rate_bytes_per_s: One port, per direction.
-        oversubscription: Down-links over up-links of a leaf (o). rail_optimised: Adapter i of every node
-        hangs on the same leaf; else all adapters of a node share a leaf.
+        radix: Ports of a switch (k); not used by a torus.
+        rate_bytes_per_s: One port, per direction.
+        oversubscription: Down-links over up-links of a leaf (o).
+        rail_optimised: Adapter i of every node hangs on the same leaf; else all adapters of a node share one.
     """
 
     radix: int
