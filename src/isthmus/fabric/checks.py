@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import assert_never
 
 from isthmus.documents import parse_document, read_text
+from isthmus.fabric.checks_network import network_findings
 from isthmus.fabric.checks_region import region_findings
 from isthmus.fabric.checks_wan import wan_findings
 from isthmus.fabric.document import FabricDocument
@@ -13,7 +14,7 @@ from isthmus.fabric.resolve import resolve
 
 __all__ = ["Finding", "Severity", "check_fabric", "check_text"]
 
-_CHECKS: tuple[Callable[[Subject], Iterator[Finding]], ...] = (region_findings, wan_findings)
+_CHECKS: tuple[Callable[[Subject], Iterator[Finding]], ...] = (region_findings, network_findings, wan_findings)
 
 
 def check_fabric(path: Path | str) -> list[Finding]:
