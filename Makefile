@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 FABRIC ?= examples/shenzhen-shanghai.yaml
+WORKLOAD ?= examples/workloads/llama-3-8b-256k.yaml
 
 .PHONY: try test test-tunnel check bench quality clean help
 
@@ -20,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 ## make try      set up, then train in the wind tunnel: describe, plan, try (FABRIC=examples/...)
 try: $(STAMP)
-	$(BIN)/isthmus try $(FABRIC)
+	$(BIN)/isthmus try $(FABRIC) --workload $(WORKLOAD)
 
 ## make test     set up, then all tests: the fast ones, then those with real ranks and namespaces
 test: $(STAMP)
