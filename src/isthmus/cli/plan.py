@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from isthmus.errors import InputError
 from isthmus.fabric import read_fabric
 from isthmus.plan import Candidate, Layout, Plan, save_plan
 from isthmus.planner import choose_plan
@@ -28,9 +29,7 @@ isthmus plan examples/singapore-tokyo.yaml llama-3-70b --json
 
 def plan(
     fabric: Annotated[Path, typer.Argument(help="A fabric.yaml.")],
-    workload: Annotated[
-        str, typer.Argument(help="A preset, a workload.yaml, or a Hugging Face config.json.")
-    ],
+    workload: Annotated[str, typer.Argument(help="A preset, a workload.yaml, or a Hugging Face config.json.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON on stdout.")] = False,
 ) -> None:
@@ -38,6 +37,8 @@ def plan(
 
     The quickest step wins; of the strategies within a few per cent of it, the one that risks the loss least.
     """
+    if output is not None and not output.parent.is_dir():
+        raise InputError("--output", f"no such folder: {str(output.parent)!r}", "create it, or write elsewhere")
     chosen = choose_plan(read_fabric(fabric), read_workload(workload))
     if output is not None:
         save_plan(chosen, output)
@@ -50,34 +51,35 @@ def plan(
 
 def _show(chosen: Plan, console: Console) -> None:
     console.print(f"{chosen.workload} on {chosen.fabric}, {chosen.tokens_per_step:,} tokens a step\n")
-    winner = Candidate(
-        strategy=chosen.strategy, layout=chosen.layout, prediction=chosen.prediction, risk=chosen.risk
-    )
-    console.print(_ranking([winner, *(each for each in chosen.alternatives if each.prediction)]))
-    console.print("layout: dp tp pp degrees, z ZeRO stage, b micro-batch, rc recomputation", style="dim")
+    winner = Candidate(strategy=chosen.strategy, layout=chosen.layout, prediction=chosen.prediction, risk=chosen.risk)
+    console.print(_ranking([winner, *(each for each in chosen.alternatives if each.prediction)], console.width >= 100))
     refused = [each for each in chosen.alternatives if each.refused]
     if refused:
         console.print("\n[bold]Refused[/]")
         for bind, names in _by_bind(refused).items():
             console.print(f"  {', '.join(names)}: {bind}")
     console.print(f"\n[bold]Why[/] {chosen.why}")
+    console.print(f"[bold]Layout[/] {_layout(chosen.layout)} (degrees; z ZeRO stage, b micro-batch, rc recomputation)")
     console.print(f"[bold]How[/] {chosen.prediction.formula}")
     console.print(f"[bold]Rule of thumb[/] {chosen.rule_of_thumb}\n")
     console.print(_assumptions(chosen))
 
 
-def _ranking(candidates: list[Candidate]) -> Table:
+def _ranking(candidates: list[Candidate], wide: bool) -> Table:
+    """One line a strategy; layouts only where the terminal has room for them."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    for name in ("strategy", "layout", "step", "exposed", "util.", "WAN/step", "GPU mem.", "risk"):
-        text = name in ("strategy", "layout", "risk")
-        table.add_column(name, justify="left" if text else "right", no_wrap=not text, overflow="fold")
+    for name in ("strategy", *(("layout",) if wide else ())):
+        table.add_column(name, no_wrap=True)
+    for name in ("step", "exposed", "util.", "WAN/step", "GPU mem."):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("risk", no_wrap=True)
     for index, each in enumerate(candidates):
         prediction = each.prediction
         if prediction is None:
             continue
         table.add_row(
             each.strategy.name,
-            _layout(each.layout),
+            *((_layout(each.layout),) if wide else ()),
             show_seconds(prediction.step_s),
             show_seconds(prediction.exposed_s) if prediction.exposed_s else "0",
             f"{prediction.utilisation:.1%}",

@@ -29,12 +29,10 @@ def why(ranked: list[Candidate], refused: list[Candidate], tolerance: float) -> 
     """One paragraph: what the winner reaches, and what decided against the runner-up."""
     winner = ranked[0]
     best = _prediction(winner)
+    exposed = f"{show_seconds(best.exposed_s)} of communication" if best.exposed_s else "no communication"
     text = (
-        f"{winner.strategy.name} takes {show_seconds(best.step_s)} a step, {best.utilisation:.1%} of the "
-        "same GPUs without the "
-        f"WAN, with {show_seconds(best.exposed_s)} of communication exposed and "
-        f"{show_bytes(best.wan_bytes_per_step)} a step "
-        f"out of a region."
+        f"{winner.strategy.name} takes {show_seconds(best.step_s)} a step, {best.utilisation:.1%} of the same GPUs "
+        f"without the WAN, with {exposed} exposed and {show_bytes(best.wan_bytes_per_step)} a step out of a region."
     )
     if not runs(winner.strategy):
         text += f" isthmus prices {winner.strategy.kind} over regions but does not run it yet."
@@ -59,11 +57,9 @@ def rule_of_thumb(setting: Setting, ranked: list[Candidate], refused: list[Candi
         return f"{head}; not possible here: {bind or 'not among the strategies of one region'}"
     best, other = _prediction(ranked[0]), _prediction(advised)
     return (
-        f"{head}; differs, because RTT says nothing of bytes, bandwidth and compute: {advised.strategy.name} "
-        "would take "
-        f"{show_seconds(other.step_s)} a step ({other.utilisation:.1%}, risk {advised.risk.split(':')[0]}) "
-        "against "
-        f"{show_seconds(best.step_s)} ({best.utilisation:.1%}, risk {ranked[0].risk.split(':')[0]})"
+        f"{head}; differs, because RTT says nothing of bytes, bandwidth and compute: {advised.strategy.name} would "
+        f"take {show_seconds(other.step_s)} a step ({other.utilisation:.1%}, risk {_risk(advised)}) against "
+        f"{show_seconds(best.step_s)} ({best.utilisation:.1%}, risk {_risk(ranked[0])})"
     )
 
 
@@ -130,6 +126,8 @@ def _against(winner: Candidate, runner_up: Candidate, tolerance: float) -> str:
     best, other = _prediction(winner), _prediction(runner_up)
     name, change = runner_up.strategy.name, other.step_s / best.step_s - 1
     pace = f"{abs(change):.1%} {'quicker' if change < 0 else 'slower'} ({show_seconds(other.step_s)} a step)"
+    if abs(change) < 0.0005:
+        pace = f"as quick ({show_seconds(other.step_s)} a step)"
     risks = f"risk {_risk(winner)} against {_risk(runner_up)}"
     if change >= tolerance:
         return f"The runner-up {name} is {pace}; risk decides only within {tolerance:.0%}; {risks}."

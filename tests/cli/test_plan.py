@@ -1,0 +1,72 @@
+"""`isthmus plan` at the command line: what goes to stdout, to stderr, to the file, and the exit code."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from isthmus.cli import main
+from isthmus.plan import Plan, load_plan
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FABRIC = str(EXAMPLES / "shenzhen-shanghai.yaml")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["isthmus", "plan", *arguments])
+    monkeypatch.setenv("COLUMNS", "80")
+    try:
+        main()
+    except SystemExit as left:
+        return int(left.code or 0)
+    return 0
+
+
+def test_the_table_fits_80_columns_and_names_every_strategy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, FABRIC, "llama-3-8b") == 0
+    out = capsys.readouterr().out
+    table = out.split("Why")[0].splitlines()
+    assert max(map(len, table)) <= 80
+    first = {line.split()[0] for line in table if line.split()}
+    every_step = {"flat", "hierarchical", "hierarchical-bf16", "hierarchical-int8", "hierarchical-int4"}
+    assert every_step | {"local-20", "local-500-delayed", "pipeline", "sharded-zero1", "sharded-zero3"} <= first
+    for word in ("Why", "How", "Rule of thumb", "Assumptions", "catalogue gpus"):
+        assert word in out
+
+
+def test_json_and_file_hold_the_same_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.yaml"
+    assert run(monkeypatch, FABRIC, "llama-3-8b", "--json", "-o", str(file)) == 0
+    said = capsys.readouterr()
+    assert Plan.model_validate(json.loads(said.out)) == load_plan(file)
+    assert said.err == f"plan written to {file}\n"
+
+
+def test_what_does_not_fit_ends_with_1_and_the_bind_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, FABRIC, "gpt3-175b") == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("no answer: gpt3-175b does not fit Shenzhen - Shanghai")
+    assert "2.79 TB" in said.err
+    assert "32 x 80 GB = 2.56 TB" in said.err
+
+
+def test_an_unknown_workload_ends_with_2_and_the_nearest_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, FABRIC, "llama-3-8") == 2
+    assert "did you mean 'llama-3-8b'?" in capsys.readouterr().err
+
+
+def test_a_folder_that_does_not_exist_is_bad_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(monkeypatch, FABRIC, "llama-3-8b", "-o", str(tmp_path / "no" / "plan.yaml")) == 2
+    assert "no such folder" in capsys.readouterr().err
