@@ -10,7 +10,6 @@ __all__ = [
     "pipeline_wan_exposed_s",
     "pipeline_warm_up_extra",
     "sharded_exposed_s",
-    "straggler_s",
     "swap_bytes",
     "zero3_wan_bytes",
 ]
@@ -119,10 +118,3 @@ def sharded_exposed_s(wire_s: float, latency_s: float, compute_time_s: float, ga
     Leaves out: uneven blocks; gathers issued further ahead (then u a shrinks towards a).
     """
     return latency_s + max(0.0, wire_s + gathers * latency_s - compute_time_s)
-
-
-def straggler_s(jitter_s: float, syncs_per_step: float) -> float:
-    """Optional term, labelled where used: waiting for the slowest of many messages costs the jitter's peak
-    each sync.
-    """
-    return jitter_s * syncs_per_step

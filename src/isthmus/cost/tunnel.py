@@ -217,15 +217,16 @@ def _wire_bytes(size_bytes: float, strategy: Strategy, inputs: TrialInputs) -> f
 def _stage(size_bytes: float, strategy: Strategy, inputs: TrialInputs, reduce_in_region: bool) -> Stage:
     """One piece of the buffer through a rank: the region's copy half before and half after, codec in between.
 
-    A rank encodes its shard S/g and decodes the results of all R regions, its own too, so that every region
-    adds the same numbers.
+    A rank encodes its shard S/g once. Of two regions each decodes both shards, its own too, so that both add the same
+    numbers; of more, it decodes the R - 1 foreign parts of the R-th it adds up, then all R results.
     """
     regions = len(inputs.regions)
     shard = size_bytes / inputs.ranks_per_region
     half_copy = size_bytes / inputs.copy_bytes_per_s / 2
     coded = strategy.codec != "none"
     encode = shard / _speed(inputs.codec_encode_bytes_per_s, strategy) if coded else 0.0
-    decode = regions * shard / _speed(inputs.codec_decode_bytes_per_s, strategy) if coded else 0.0
+    decoded = 2 * shard if regions == 2 else (2 * regions - 1) / regions * shard
+    decode = decoded / _speed(inputs.codec_decode_bytes_per_s, strategy) if coded else 0.0
     return Stage(
         before_s=(half_copy if reduce_in_region else 0.0) + encode,
         wire_s=_wire_bytes(size_bytes, strategy, inputs) / (inputs.payload_bytes_per_s * inputs.links_per_region),
