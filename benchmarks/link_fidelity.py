@@ -2,10 +2,11 @@
 
     python benchmarks/link_fidelity.py [--load idle|busy|both] [--quick] [--json FILE]
 
-Bounds: rate within 5% of rate x 1448/1500 (TCP payload per IP byte at MTU 1500), median RTT within 1 ms, loss within
-10% of the asked over 10^6 packets and in single drops, jitter within its peak and without reordering, queueing delay
-up to the queue limit and no further. `busy` adds four computing ranks on whatever cores there are. Senders, receivers
-and pingers are this file again, started inside the nodes; they run above the ranks and below the delay line.
+Bounds: rate within 5% of rate x 1448/1500 (TCP payload per IP byte at MTU 1500), median RTT within 1 ms, loss
+within 10% of the asked over 10^6 packets and in single drops, jitter within its peak and without reordering,
+queueing delay up to the queue limit and no further. `busy` adds four computing ranks on whatever cores there
+are. Senders, receivers and pingers are this file again, started inside the nodes; they run above the ranks
+and below the delay line.
 """
 
 import argparse
@@ -49,7 +50,8 @@ class Row:
         return abs(self.error) <= self.bound
 
 
-# --- programs that run inside the nodes -------------------------------------------------------------------------------
+# --- programs that run inside the nodes
+# -------------------------------------------------------------------------------
 
 
 def tcp_receive(streams: int, skip_s: float, measure_s: float) -> None:
@@ -79,8 +81,8 @@ def tcp_receive(streams: int, skip_s: float, measure_s: float) -> None:
 def tcp_send(address: str, streams: int, window_bytes: int) -> None:
     """Keep `streams` connections full until killed.
 
-    All together have `window_bytes` on the way at most, which fills the link without overflowing its queue: it is the
-    link that is measured here, and not how a congestion control recovers from its own losses.
+    All together have `window_bytes` on the way at most, which fills the link without overflowing its queue:
+    it is the link that is measured here, and not how a congestion control recovers from its own losses.
     """
     sockets = [socket.create_connection((address, _PORT)) for _ in range(streams)]
     block = memoryview(bytes(window_bytes // streams))
@@ -169,8 +171,9 @@ def udp_receive(packets: int) -> None:
             order += number < highest
             highest = max(highest, number)
     runs = [len(run) for run in bytes(seen).split(b"\1") if run]
-    print(json.dumps({"arrived": sum(seen), "missing": packets - sum(seen), "runs": len(runs), "longest": max(runs, default=0),
-                      "out_of_order": order, "corrupt": corrupt, "seconds": end - begin}), flush=True)
+    print(json.dumps({"arrived": sum(seen), "missing": packets - sum(seen), "runs": len(runs),
+                      "longest": max(runs, default=0), "out_of_order": order, "corrupt": corrupt,
+                      "seconds": end - begin}), flush=True)
 
 
 def compute() -> None:
@@ -189,7 +192,8 @@ PROGRAMS: dict[str, Callable[..., None]] = {
 }
 
 
-# --- the measurements -------------------------------------------------------------------------------------------------
+# --- the measurements
+# -------------------------------------------------------------------------------------------------
 
 
 def launch(tunnel: Tunnel, region: str, node: int, *arguments: object, measuring: bool = True) -> subprocess.Popen[Any]:
@@ -277,8 +281,10 @@ def losses(tunnel: Tunnel, load: str, packets: int, chances: list[float]) -> lis
         got = found["missing"] / packets
         note = (f"{packets} packets, {found['missing']} lost in {found['runs']} runs, longest {found['longest']}, "
                 f"queue drops {refused}, port drops {line.port_drops}, corrupt {found['corrupt']}")
-        rows.append(Row(what=f"loss {chance}", load=load, asked=chance, measured=got, error=got / chance - 1, bound=0.1, note=note))
-        # Independent drops with chance p come in runs of 1 / (1 - p) on average; bursts of super-packets in runs of tens.
+        rows.append(Row(what=f"loss {chance}", load=load, asked=chance, measured=got, error=got / chance - 1,
+                        bound=0.1, note=note))
+        # Independent drops with chance p come in runs of 1 / (1 - p) on average; bursts of super-packets in
+        # runs of tens.
         mean = found["missing"] / max(found["runs"], 1)
         rows.append(Row(what=f"loss {chance}, mean run", load=load, asked=1 / (1 - chance), measured=mean,
                         error=mean * (1 - chance) - 1, bound=0.05))
@@ -297,12 +303,14 @@ def jitter(tunnel: Tunnel, load: str, count: int) -> list[Row]:
     # A way's delay is linear between uniform knots: variance j^2/3 x 2/3; two independent ways.
     expected = 2 / 3 * peak_s
     return [
-        Row(what="jitter 2 ms a way: mean RTT (ms)", load=load, asked=18, measured=middle * 1e3, error=(middle - rtt_s) * 1e3, bound=1.0),
+        Row(what="jitter 2 ms a way: mean RTT (ms)", load=load, asked=18, measured=middle * 1e3,
+            error=(middle - rtt_s) * 1e3, bound=1.0),
         Row(what="  p1..p99 beyond +-4 ms (ms)", load=load, asked=0, measured=beyond * 1e3, error=beyond * 1e3, bound=1.0,
             note=f"p1 {p1 * 1e3:.2f}, p99 {p99 * 1e3:.2f} ms"),
         Row(what="  standard deviation (ms)", load=load, asked=expected * 1e3, measured=deviation * 1e3,
             error=deviation / expected - 1, bound=0.35),
-        Row(what="  packets out of order", load=load, asked=0, measured=found["out_of_order"], error=found["out_of_order"], bound=0,
+        Row(what="  packets out of order", load=load, asked=0, measured=found["out_of_order"],
+            error=found["out_of_order"], bound=0,
             note=f"of {found['arrived']}"),
     ]
 

@@ -159,7 +159,8 @@ def test_jitter_stays_within_its_peak_and_never_reorders(jitter_ms: float, gaps:
         one.offer(plain(100), now)
         due = one.waiting.pop()[0]
         assert abs(due - now - 40_000_000) <= jitter_ms * 1e6 + 1
-        assert due >= before
+        # No packet has to be held back for another: the curve never brings two closer than half their distance.
+        assert not before or due - before >= gap / 2 - 2
         before = due
 
 
