@@ -47,9 +47,10 @@ def test_a_single_gpu_has_nothing_to_be_wired_to() -> None:
     assert (found.kind, found.domain, found.bandwidth_bytes_per_s) == ("none", 1, 0.0)
 
 
-def test_a_gpu_without_a_slot_cannot_be_wired_by_pcie() -> None:
+@pytest.mark.parametrize("wiring", ["pcie", "bridge-pairs"])
+def test_a_gpu_without_a_slot_cannot_meet_the_others_over_pcie(wiring: str) -> None:
     with pytest.raises(InputError) as error:
-        group("{count: 2, kind: gb200-nvl72, wiring: pcie}")
+        group(f"{{count: 2, kind: gb200-nvl72, wiring: {wiring}}}")
     assert str(error.value) == "f.yaml:4: gb200 has no PCIe slot of its own (nvlink-c2c)\n  hint: state another wiring"
 
 

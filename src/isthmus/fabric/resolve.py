@@ -114,30 +114,21 @@ def _adapters(given: NodesEntry, node: Entry, path: Path_, lines: Lines) -> tupl
 def _in_node(given: NodesEntry, node: Entry, device: Gpu, path: Path_, lines: Lines) -> InNode:
     own = int(node.figure("gpus").number)
     count = given.gpus or own
-    domain = int(node.figure("domain").number)
     kind = given.wiring or _as_wiring(node.words["wiring"])
-    if given.wiring is not None and given.wiring != node.words["wiring"]:
+    domain = int(node.figure("domain").number)
+    if kind != node.words["wiring"]:
         domain = 2 if kind == "bridge-pairs" else count
     elif domain == own:
         domain = count
     if kind == "none" and count > 1:
         raise lines.error(
-            (*path, "wiring"),
-            f"{count} GPUs without any wiring between them",
-            "write pcie where they share only the host",
+            (*path, "wiring"), f"{count} GPUs without any wiring between them", "write pcie where they share only the host"
         )
     if domain == 1 or (count == 1 and domain <= own):
         return InNode(kind="none", bandwidth_bytes_per_s=0.0, switch_reduces=False, domain=1)
+    slot_rate = _slot_rate(device, path, lines) if kind == "pcie" or domain < count else 0.0
     if kind == "pcie":
-        try:
-            rate = pcie_rate_bytes_per_s(device.pcie)
-        except ValueError:
-            raise lines.error(
-                (*path, "gpu"),
-                f"{device.kind} has no PCIe slot of its own ({device.pcie})",
-                "state another wiring",
-            ) from None
-        return InNode(kind="pcie", bandwidth_bytes_per_s=rate, switch_reduces=False, domain=count)
+        return InNode(kind="pcie", bandwidth_bytes_per_s=slot_rate, switch_reduces=False, domain=count)
     if device.fabric == "none":
         raise lines.error(
             (*path, "gpu" if given.gpu else "kind"),
@@ -145,10 +136,20 @@ def _in_node(given: NodesEntry, node: Entry, device: Gpu, path: Path_, lines: Li
             "write wiring: pcie, or name another GPU",
         )
     reduces = kind == "nvswitch" and any(
-        chip.words["nvlink"] == str(device.fabric_generation) and chip.words["reduces"].lower() == "true"
+        chip.words["nvlink"] == str(device.fabric_generation) and chip.words["reduces"] == "true"
         for chip in entries("nvswitch").values()
     )
     return InNode(kind=kind, bandwidth_bytes_per_s=device.fabric_bytes_per_s, switch_reduces=reduces, domain=domain)
+
+
+def _slot_rate(device: Gpu, path: Path_, lines: Lines) -> float:
+    """Bytes/s per direction of the slot through which GPUs of one node meet where no links join them all."""
+    try:
+        return pcie_rate_bytes_per_s(device.pcie)
+    except ValueError:
+        raise lines.error(
+            (*path, "gpu"), f"{device.kind} has no PCIe slot of its own ({device.pcie})", "state another wiring"
+        ) from None
 
 
 def _as_wiring(word: str) -> InNodeKind:
