@@ -221,6 +221,8 @@ def _not_yaml(error: yaml.MarkedYAMLError, text: str, source: str) -> InputError
         problem, hint = "a tab is used to indent", "indent with spaces"
     elif "another document" in problem:
         problem, hint = "a second document begins", "keep one document in a file: remove the line '---'"
+    elif "nesting depth" in problem:
+        hint = "isthmus documents are at most a few levels deep; is this another file?"
     elif "undefined alias" in problem:
         hint = "an alias *name needs an anchor &name before it; put text that begins with * in quotes"
     return InputError(f"{source}:{mark.line + 1}", f"is not YAML: {problem}", hint)
@@ -265,8 +267,8 @@ class _Builder:
         if self.count > NODE_LIMIT:
             raise self.error(
                 line,
-                f"expands to more than {NODE_LIMIT} values",
-                "aliases that repeat aliases grow exponentially; write the values out",
+                f"holds more than {NODE_LIMIT} values, aliases written out",
+                "isthmus documents hold a few hundred; aliases of aliases grow exponentially",
             )
         if len(path) > DEPTH_LIMIT:
             raise self.error(line, f"is nested more than {DEPTH_LIMIT} deep through aliases", "write the values out")
