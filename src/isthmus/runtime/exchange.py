@@ -19,7 +19,7 @@ from isthmus.runtime.codecs import decode, encode, encoded_bytes
 from isthmus.runtime.feedback import ErrorFeedback
 from isthmus.runtime.transport import Rail, Ticket
 
-__all__ = ["Exchange", "ExchangeOptions", "exchange_mean", "gather"]
+__all__ = ["Buffers", "Exchange", "ExchangeOptions", "exchange_mean", "gather"]
 
 _PHASE = 1 << 16
 
@@ -36,6 +36,7 @@ class ExchangeOptions:
         weights: One a region; the result is sum(w x) * scale. None: all 1.
         scale: None: 1 / sum(weights), which makes it the mean.
         flow: Flow of the transport, so that exchanges of one flow go in order.
+        buffers: Where to take memory from; None: fresh memory.
     """
 
     codec: CodecName = "none"
@@ -45,6 +46,7 @@ class ExchangeOptions:
     weights: tuple[float, ...] | None = None
     scale: float | None = None
     flow: int | None = None
+    buffers: "Buffers | None" = None
 
 
 def exchange_mean(rail: Rail, shard: torch.Tensor, tag: int, options: ExchangeOptions | None = None) -> None:
@@ -76,6 +78,22 @@ def gather(rail: Rail, values: torch.Tensor, tag: int) -> list[torch.Tensor]:
     return found
 
 
+class Buffers:
+    """Byte buffers for the next exchange to use again: fresh pages cost as much as the copy into them."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[torch.Tensor]] = {}
+
+    def take(self, size: int) -> torch.Tensor:
+        """A buffer of `size` bytes with anything in it; uint8, shape (size,)."""
+        free = self._free.get(size)
+        return free.pop() if free else torch.empty(size, dtype=torch.uint8)
+
+    def give(self, buffer: torch.Tensor) -> None:
+        """Nobody uses `buffer` any more."""
+        self._free.setdefault(buffer.numel(), []).append(buffer)
+
+
 class Exchange:
     """One `exchange_mean` in steps, so that many may be under way: create (sends), `reduce`, `finish`, in this order."""
 
@@ -85,6 +103,8 @@ class Exchange:
         if len(self._weights) != rail.regions:
             raise ValueError(f"{len(self._weights)} weights for {rail.regions} regions")
         self._scale = 1.0 / sum(self._weights) if options.scale is None else options.scale
+        self._buffers = options.buffers or Buffers()
+        self._taken: list[torch.Tensor] = []
         self._sends: list[Ticket] = []
         self._receives: dict[int, Ticket] = {}
         self._arrived: dict[int, torch.Tensor] = {}
@@ -118,7 +138,8 @@ class Exchange:
             mine if region == rail.region else self._decoded(region, mine.numel())
             for region in range(rail.regions)
         ]
-        total = self._weighted_sum(contributions)
+        total = self._take(4 * mine.numel()).view(torch.float32)
+        self._weighted_sum(contributions, total)
         for peer in _peers(rail):
             self._expect(peer, self._tag + _PHASE, self._part(peer).numel())
         self._mine = self._encoded(self._bounds[rail.region], total, 1)
@@ -133,7 +154,7 @@ class Exchange:
             for ticket in self._sends:
                 ticket.wait()
             mine = self._own(shard.numel())
-            shard.copy_(self._weighted_sum([mine, theirs] if rail.region == 0 else [theirs, mine]))
+            self._weighted_sum([mine, theirs] if rail.region == 0 else [theirs, mine], shard)
         elif rail.regions > 2:
             for region in range(rail.regions):
                 part = self._part(region)
@@ -144,7 +165,10 @@ class Exchange:
                     ticket.wait()
                 part.copy_(value)
         else:
-            shard.copy_(self._weighted_sum([shard]))
+            self._weighted_sum([shard], shard)
+        for buffer in self._taken:
+            self._buffers.give(buffer)
+        self._taken.clear()
         self._mine = None
         self._arrived.clear()
         self._sends.clear()
@@ -152,17 +176,27 @@ class Exchange:
     def _part(self, region: int) -> torch.Tensor:
         return self._shard[self._bounds[region] : self._bounds[region + 1]]
 
-    def _weighted_sum(self, vectors: Sequence[torch.Tensor]) -> torch.Tensor:
-        total = torch.mul(vectors[0], self._weights[0])
-        for vector, weight in zip(vectors[1:], self._weights[1:], strict=True):
-            total.add_(vector if weight == 1.0 else torch.mul(vector, weight))
-        return total.mul_(self._scale)
+    def _weighted_sum(self, vectors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """sum(w x) * scale into `out`, which may be one of `vectors` when there are at most two."""
+        terms = [vector if weight == 1.0 else torch.mul(vector, weight) for vector, weight in zip(vectors, self._weights, strict=True)]
+        if len(terms) == 1:
+            out.copy_(terms[0])
+        else:
+            torch.add(terms[0], terms[1], out=out)
+            for term in terms[2:]:
+                out.add_(term)
+        out.mul_(self._scale)
+
+    def _take(self, size: int) -> torch.Tensor:
+        buffer = self._buffers.take(size)
+        self._taken.append(buffer)
+        return buffer
 
     def _encoded(self, offset: int, values: torch.Tensor, phase: int) -> torch.Tensor:
         options = self._options
         if options.codec == "none":
             return values.view(torch.uint8)
-        out = torch.empty(encoded_bytes(options.codec, values.numel()), dtype=torch.uint8)
+        out = self._take(encoded_bytes(options.codec, values.numel()))
         residual = (
             options.feedback.residual(options.first + offset, values.numel()) if options.feedback else None
         )
@@ -185,13 +219,13 @@ class Exchange:
     def _decode(self, data: torch.Tensor, elements: int) -> torch.Tensor:
         if self._options.codec == "none":
             return data.view(torch.float32)
-        out = torch.empty(elements)
+        out = self._take(4 * elements).view(torch.float32)
         decode(self._options.codec, data, out)
         return out
 
     def _expect(self, peer: int, tag: int, elements: int) -> None:
         if elements:
-            buffer = torch.empty(encoded_bytes(self._options.codec, elements), dtype=torch.uint8)
+            buffer = self._take(encoded_bytes(self._options.codec, elements))
             self._arrived[peer] = buffer
             self._receives[peer] = self._rail.receive(peer, tag, buffer)
 

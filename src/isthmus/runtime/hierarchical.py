@@ -17,15 +17,16 @@ import torch
 import torch.distributed as dist
 
 from isthmus.plan import CodecName
-from isthmus.runtime.exchange import Exchange, ExchangeOptions
+from isthmus.runtime.exchange import Buffers, Exchange, ExchangeOptions
 from isthmus.runtime.feedback import ErrorFeedback
 from isthmus.runtime.frames import TAG_LIMIT, message_tag
 from isthmus.runtime.transport import Rail
 
-__all__ = ["HierarchicalReducer", "ReducerOptions"]
+__all__ = ["HierarchicalReducer", "ReducerOptions", "UnderWay"]
 
 _SPACE_ELEMENTS = 1 << 40
 _FLOW = 1 << 63
+_LAG = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,7 @@ class HierarchicalReducer:
         self._rank = 0 if region_group is None else dist.get_rank(region_group)
         self._feedback = ErrorFeedback() if self._options.error_feedback and codec != "none" else None
         self._epochs: dict[int, int] = {}
+        self._buffers = Buffers()
         self.between_regions = True
 
     def all_reduce_(
@@ -88,38 +90,51 @@ class HierarchicalReducer:
             RailError: Another region was lost; `tensor` is then undefined.
             RuntimeError: From gloo, when a rank of this region was lost.
         """
+        self.finish(self.begin(tensor, tag, first_element, weights))
+
+    def begin(
+        self,
+        tensor: torch.Tensor,
+        tag: int,
+        first_element: int | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> "UnderWay":
+        """The first half of `all_reduce_`: reduce inside the region and send. `tensor` must be left alone until `finish`.
+
+        Several may be under way, so that the WAN is not idle between one tensor's last bytes and the next one's first. All
+        ranks must begin and finish in the same order.
+        """
         if tensor.dtype != torch.float32 or not tensor.is_contiguous() or tensor.device.type != "cpu":
             raise TypeError(
-                f"the hierarchical all-reduce takes contiguous float32 on the CPU, not {tensor.dtype} on {tensor.device}"
+                "the hierarchical all-reduce takes contiguous float32 on the CPU, "
+                f"not {tensor.dtype} on {tensor.device}"
             )
         if not 0 <= tag < TAG_LIMIT:
             raise ValueError(f"tag {tag} is not within 0 and 2^20")
-        flat = tensor.detach().view(-1)
-        first = (
-            tag * _SPACE_ELEMENTS if first_element is None else TAG_LIMIT * _SPACE_ELEMENTS + first_element
-        )
-        rail = self._rail if self.between_regions else None
-        segments = self._segments(flat)
-        if rail is None or rail.regions == 1:
-            for segment in segments:
-                self._reduce_scatter(segment)
-                segment.shard.mul_(self._scale(None, None))
-                self._gather(segment)
-            return
-        epoch = self._epochs[tag] = self._epochs.get(tag, -1) + 1
-        options = [self._exchange_options(first + segment.shard_first, rail, weights) for segment in segments]
-        exchanges: list[Exchange] = []
+        first = tag * _SPACE_ELEMENTS if first_element is None else TAG_LIMIT * _SPACE_ELEMENTS + first_element
+        rail = self._rail if self.between_regions and self._rail is not None and self._rail.regions > 1 else None
+        segments = self._segments(tensor.detach().view(-1))
+        under_way = UnderWay(segments, [], 0 if rail is None or rail.regions == 2 else _LAG)
+        epoch = self._epochs[tag] = self._epochs.get(tag, -1) + (rail is not None)
         for number, segment in enumerate(segments):
             self._reduce_scatter(segment)
-            exchanges.append(
-                Exchange(rail, segment.shard, message_tag(tag, epoch, 0, number), options[number])
-            )
-        lag = 0 if rail.regions == 2 else 4
+            if rail is None:
+                segment.shard.mul_(self._scale(None, None))
+            else:
+                options = self._exchange_options(first + segment.shard_first, rail, weights)
+                exchange = Exchange(rail, segment.shard, message_tag(tag, epoch, 0, number), options)
+                under_way.exchanges.append(exchange)
+        return under_way
+
+    def finish(self, under_way: "UnderWay") -> None:
+        """The second half of `all_reduce_`: take in the other regions' bytes, and gather inside the region."""
+        segments, exchanges, lag = under_way.segments, under_way.exchanges, under_way.lag
         for number in range(len(segments) + lag):
-            if number < len(segments):
+            if exchanges and number < len(segments):
                 exchanges[number].reduce()
             if number >= lag:
-                exchanges[number - lag].finish()
+                if exchanges:
+                    exchanges[number - lag].finish()
                 self._gather(segments[number - lag])
 
     def owned(self, elements: int) -> list[tuple[int, int]]:
@@ -155,6 +170,7 @@ class HierarchicalReducer:
             weights=None if weights is None else tuple(weights),
             scale=self._scale(rail, weights),
             flow=_FLOW,
+            buffers=self._buffers,
         )
 
     def _segments(self, flat: torch.Tensor) -> "list[_Segment]":
@@ -169,19 +185,30 @@ class HierarchicalReducer:
         if self._group is None or self._ranks == 1:
             return
         segment.load()
-        arrived = torch.empty_like(segment.padded)
+        buffer = self._buffers.take(segment.padded.nbytes)
+        arrived = buffer.view(torch.float32)
         dist.all_to_all_single(arrived, segment.padded, group=self._group)
         parts = arrived.view(self._ranks, -1)
         own = segment.own_padded
         torch.add(parts[0], parts[1], out=own)
         for part in parts[2:]:
             own.add_(part)
+        self._buffers.give(buffer)
 
     def _gather(self, segment: "_Segment") -> None:
         if self._group is None or self._ranks == 1:
             return
         dist.all_gather_single(segment.padded, segment.own_padded, group=self._group)
         segment.store()
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """One all-reduce between `begin` and `finish`; `lag` segments lie between an exchange's two steps (R >= 3)."""
+
+    segments: "list[_Segment]"
+    exchanges: list[Exchange]
+    lag: int
 
 
 class _Segment:

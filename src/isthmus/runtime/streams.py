@@ -15,8 +15,13 @@ from typing import Final, Protocol
 __all__ = ["Kernel", "PlainStream", "Stream", "congestion_available", "open_listener", "prepare"]
 
 TCP_RTO_MAX_MS: Final = 44
+SO_MAX_PACING_RATE: Final = 47
 POLL_S: Final = 0.5
 RTO_MS_MAX: Final = 3000
+CHUNK_S: Final = 0.02
+TUNE_S: Final = 0.1
+CHUNK_BYTES_MIN: Final = 1 << 15
+CHUNK_BYTES_FIRST: Final = 1 << 17
 _TIMEVAL = struct.Struct("ll")
 
 
@@ -47,6 +52,7 @@ class Stream(Protocol):
 
     sent_at_s: float
     heard_at_s: float
+    chunk_bytes: int
 
     def send(self, parts: Sequence[memoryview | bytes]) -> None:
         """Hand all `parts` to the kernel."""
@@ -54,6 +60,10 @@ class Stream(Protocol):
 
     def receive(self, into: memoryview) -> int:
         """Fill `into`; fewer bytes only where the peer ended the stream."""
+        ...
+
+    def tune(self, chunk_bytes_max: int) -> None:
+        """Fit `chunk_bytes` to what the stream delivers."""
         ...
 
     def kernel(self) -> Kernel:
@@ -76,6 +86,8 @@ class PlainStream:
         self._socket = sock
         self._closed = False
         self.sent_at_s = self.heard_at_s = time.monotonic()
+        self.chunk_bytes = CHUNK_BYTES_FIRST
+        self._tuned_at_s = 0.0
         sock.setblocking(True)
         slice_ = _TIMEVAL.pack(int(POLL_S), int(POLL_S % 1 * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, slice_)
@@ -113,6 +125,23 @@ class PlainStream:
             self.heard_at_s = time.monotonic()
         return done
 
+    def tune(self, chunk_bytes_max: int) -> None:
+        """Fit the chunk, and what the kernel may hold unsent, to `CHUNK_S` of what the stream delivers; called by its sender.
+
+        So a fast stream costs few turns of Python, and a slow one never holds back the end of a message, or a small
+        message behind it, for longer than twice that time.
+        """
+        now_s = time.monotonic()
+        if now_s < self._tuned_at_s + TUNE_S:
+            return
+        self._tuned_at_s = now_s
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256).ljust(256, b"\0")
+        (delivered_bytes_per_s,) = struct.unpack_from("=Q", info, 160)
+        if delivered_bytes_per_s == 0:
+            return
+        self.chunk_bytes = min(max(int(delivered_bytes_per_s * CHUNK_S) & -4096, CHUNK_BYTES_MIN), chunk_bytes_max)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self.chunk_bytes)
+
     def kernel(self) -> Kernel:
         """TCP_INFO and the buffer sizes; raises OSError on a closed socket."""
         sock = self._socket
@@ -146,19 +175,20 @@ class PlainStream:
         self._socket.close()
 
 
-def prepare(sock: socket.socket, congestion: str, timeout_s: float, unsent_bytes: int) -> None:
+def prepare(sock: socket.socket, congestion: str, timeout_s: float, pace_bytes_per_s: float | None) -> None:
     """Set a stream's options, before it connects or right after it was accepted.
 
     Buffers are left to the kernel's autotuning: a fixed size would switch it off, and is capped far lower than what
-    autotuning may reach. `unsent_bytes` (TCP_NOTSENT_LOWAT) keeps what the kernel holds beyond the congestion window small,
-    so that a small message of another tag does not stand behind megabytes. The retransmission time is capped (Linux >= 6.15)
-    so that a stream resumes within seconds after an outage.
+    autotuning may reach. TCP_NOTSENT_LOWAT keeps what the kernel holds beyond the congestion window small, so that a small
+    message of another tag does not stand behind megabytes. The retransmission time is capped (Linux >= 6.15) so that a
+    stream resumes within seconds after an outage.
 
     Args:
         sock: Not connected yet, or just accepted.
         congestion: Name of a congestion control; "" leaves the route's or the system's.
         timeout_s: Unanswered data for so long ends the connection.
-        unsent_bytes: Bytes accepted from us that TCP has not sent once.
+        pace_bytes_per_s: Payload that is never exceeded, so that streams which share a link of known rate neither overflow
+            its queue nor push each other aside; None leaves it to the congestion control.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -166,9 +196,11 @@ def prepare(sock: socket.socket, congestion: str, timeout_s: float, unsent_bytes
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(timeout_s / 6)))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, CHUNK_BYTES_FIRST)
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RTO_MS_MAX)
+    if pace_bytes_per_s is not None:
+        sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=Q", int(pace_bytes_per_s)))
     if congestion:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
 

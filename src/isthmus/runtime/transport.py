@@ -36,6 +36,8 @@ from isthmus.runtime.transport_open import Opening, open_streams
 
 __all__ = ["LinkUse", "Rail", "RailOptions", "Ticket"]
 
+PAYLOAD = 1448 / 1500  # of an IP packet, at the usual MTU and with TCP time stamps
+PACE = 1.1
 Buffer = torch.Tensor | memoryview | bytearray | bytes
 
 
@@ -46,12 +48,15 @@ class RailOptions:
     Attributes:
         congestion: None takes bbr where the kernel allows it and else what it has, which `counters` report; a name takes
             that or fails; "" leaves the route's.
-        chunk_bytes: What one stream sends before flows take turns.
+        rate_bytes_per_s: This rail's share of the link's rate to another region, in IP bytes, where it is known: its streams
+            are then paced to it. None: the congestion control finds out.
+        chunk_bytes_max: The most that one stream sends before flows take turns; slow streams send less at a time.
         early_bytes_max: Bytes kept, a peer, of messages not asked for yet.
     """
 
     congestion: str | None = None
-    chunk_bytes: int = 1 << 18
+    rate_bytes_per_s: float | None = None
+    chunk_bytes_max: int = 1 << 20
     early_bytes_max: int = 1 << 26
 
 
@@ -148,7 +153,7 @@ class Rail:
             streams=streams,
             timeout_s=timeout_s,
             congestion=congestion,
-            unsent_bytes=options.chunk_bytes,
+            pace_bytes_per_s=None if options.rate_bytes_per_s is None else PACE * options.rate_bytes_per_s * PAYLOAD / streams,
         )
         return cls(opening, options, open_streams(opening))
 
@@ -221,7 +226,8 @@ class _Link:
         self.name, self.streams = name, streams
         self.sending = Silence(timeout_s, streams, "sent_at_s")
         self.hearing = Silence(timeout_s, streams, "heard_at_s")
-        self.outbox = Outbox(options.chunk_bytes)
+        self.outbox = Outbox(len(streams))
+        self._chunk_bytes_max = options.chunk_bytes_max
         self.inbox = Inbox(name, options.early_bytes_max)
         self.sent = [_Counts() for _ in streams]
         self.received = [_Counts() for _ in streams]
@@ -254,11 +260,12 @@ class _Link:
 
     def _send(self, number: int) -> None:
         stream, counts = self.streams[number], self.sent[number]
-        while (work := self.outbox.take()) is not None:
+        while (work := self.outbox.take(stream.chunk_bytes)) is not None:
             message, offset, chunk = work
             stream.send((pack_frame(message.tag, message.view.nbytes, offset, chunk), chunk))
             counts.add(chunk.nbytes)
             self.outbox.sent(message, chunk.nbytes)
+            stream.tune(self._chunk_bytes_max)
         stream.send((pack_bye(),))
         stream.end()
 

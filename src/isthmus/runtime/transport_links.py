@@ -9,6 +9,8 @@ from isthmus.runtime.frames import CorruptFrameError, Frame, PeerLostError, Rail
 
 __all__ = ["Inbox", "Outbox", "Ticket"]
 
+PIECE_BYTES = 1 << 14
+
 
 class Ticket:
     """One message on its way out or in; `wait` returns when its buffer may be used again, or holds the message."""
@@ -87,8 +89,9 @@ class Outgoing:
 class Outbox:
     """Messages to one peer. Flows take turns chunk by chunk; the messages of one flow go in order."""
 
-    def __init__(self, chunk_bytes: int) -> None:
-        self._chunk_bytes = chunk_bytes
+    def __init__(self, streams: int) -> None:
+        self._streams = streams
+        self._untaken_bytes = 0
         self._flows: dict[int, deque[Outgoing]] = {}
         self._turns: deque[int] = deque()
         self._ready = threading.Condition()
@@ -113,10 +116,14 @@ class Outbox:
             queue.append(message)
             if len(queue) == 1:
                 self._turns.append(flow)
-            self._ready.notify(-(-message.view.nbytes // self._chunk_bytes) or 1)
+            self._untaken_bytes += message.view.nbytes
+            self._ready.notify(max(1, min(self._streams, message.view.nbytes // PIECE_BYTES)))
 
-    def take(self) -> tuple[Outgoing, int, memoryview] | None:
-        """The next chunk to send, when there is one: message, offset, bytes. None when all is sent and the rail closes."""
+    def take(self, chunk_bytes: int) -> tuple[Outgoing, int, memoryview] | None:
+        """The next chunk to send, when there is one: message, offset, bytes. None when all is sent and the rail closes.
+
+        Chunks are of `chunk_bytes`, and smaller towards the end of what waits, so that all streams finish together.
+        """
         with self._ready:
             while not self._turns:
                 if self._error is not None or (self._closing and not self._open):
@@ -125,8 +132,10 @@ class Outbox:
             flow = self._turns.popleft()
             queue = self._flows[flow]
             message, offset = queue[0], queue[0].taken
-            chunk = message.view[offset : offset + self._chunk_bytes]
+            size = min(chunk_bytes, max(self._untaken_bytes // (2 * self._streams) & -4096, PIECE_BYTES))
+            chunk = message.view[offset : offset + size]
             message.taken += chunk.nbytes
+            self._untaken_bytes -= chunk.nbytes
             if message.taken == message.view.nbytes:
                 queue.popleft()
             if queue:

@@ -31,7 +31,7 @@ RETRY_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What one rank needs to open its rail; `congestion` and `unsent_bytes` as in `streams.prepare`."""
+    """What one rank needs to open its rail; `congestion` and `pace_bytes_per_s` as in `streams.prepare`."""
 
     members: Members
     region: int
@@ -39,7 +39,7 @@ class Opening:
     streams: int
     timeout_s: float
     congestion: str
-    unsent_bytes: int
+    pace_bytes_per_s: float | None
 
     def name(self, region: int) -> str:
         """`region/rail`, for messages."""
@@ -119,7 +119,7 @@ class _State:
         while self.left_s() > 0:
             sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
             try:
-                prepare(sock, opening.congestion, opening.timeout_s, opening.unsent_bytes)
+                prepare(sock, opening.congestion, opening.timeout_s, opening.pace_bytes_per_s)
                 sock.settimeout(max(0.01, self.left_s()))
                 sock.connect((host, port))
                 sock.sendall(pack_hello(opening.hello(region, stream)))
@@ -181,7 +181,7 @@ class _State:
         opening = self.opening
         try:
             sock.settimeout(HELLO_S_MAX)
-            prepare(sock, opening.congestion, opening.timeout_s, opening.unsent_bytes)
+            prepare(sock, opening.congestion, opening.timeout_s, opening.pace_bytes_per_s)
             hello = _read_hello(sock, who)
             reason = self._objection(hello)
             if reason:

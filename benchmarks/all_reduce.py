@@ -1,0 +1,237 @@
+"""All-reduce over two regions of two nodes in the wind tunnel: hierarchical over rails, beside gloo's flat one.
+
+    python benchmarks/all_reduce.py [--quick] [--case NAME ...] [--json FILE]
+
+The limit is what no all-reduce of full precision can beat: every byte of the tensor must leave each region once,
+
+    W x 8 / (rate x 1448 / 1500) + RTT / 2
+
+W = tensor bytes, rate counts IP bytes at MTU 1500 (TCP carries 1448 of 1500). Both ways run in the same ranks, over the
+same link, in turns; figures are medians of the times from a common start until the last of the four ranks has finished.
+`cold` is the first call on fresh connections, `idle` the first after 30 s without traffic.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+REGIONS = {"shenzhen": 2, "shanghai": 2}
+ENDS = ("shenzhen", "shanghai")
+GOALS = {"16 MB": 16_000_000, "64 MB": 64_000_000}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A link, the sizes to run on it, and how close to the limit the hierarchical one should come."""
+
+    name: str
+    rate_bytes_per_s: float
+    rtt_s: float
+    sizes_bytes: tuple[int, ...]
+    goal: float
+    loss: float = 0.0
+    congestion: str = "bbr"
+    repeats: int = 5
+    idle_s: float = 30.0
+
+
+CASES = (
+    Case(name="100 Mb/s, 18 ms", rate_bytes_per_s=12.5e6, rtt_s=0.018, sizes_bytes=(16_000_000, 64_000_000), goal=1.10),
+    Case(name="1 Gb/s, 60 ms", rate_bytes_per_s=125e6, rtt_s=0.060, sizes_bytes=(64_000_000,), goal=1.5),
+    Case(name="100 Mb/s, 18 ms, 0.1% loss, cubic", rate_bytes_per_s=12.5e6, rtt_s=0.018, sizes_bytes=(16_000_000, 64_000_000),
+         goal=1.4, loss=0.001, congestion="cubic"),
+)
+QUICK = (
+    Case(name="200 Mb/s, 10 ms", rate_bytes_per_s=25e6, rtt_s=0.010, sizes_bytes=(8_000_000,), goal=1.5, repeats=3, idle_s=2.0),
+)
+
+
+def limit_s(case: Case, size_bytes: int) -> tuple[float, float]:
+    """The two terms of the limit: bytes over rate, and half a round trip."""
+    return size_bytes / (case.rate_bytes_per_s * 1448 / 1500), case.rtt_s / 2
+
+
+class Ranks:
+    """The four processes; every command goes to all, with a common start time, and returns the last one's end."""
+
+    def __init__(self, tunnel: Any, streams: int, rate_bytes_per_s: float | None) -> None:
+        addresses = {region: [tunnel.address(region, node) for node in range(count)] for region, count in REGIONS.items()}
+        members = {
+            "regions": [{"name": name, "rails": [f"{host}:29600" for host in hosts]} for name, hosts in addresses.items()],
+            "flat_master": f"{addresses[ENDS[0]][0]}:29400",
+        }
+        path = Path(tunnel.folder) / "members.json"
+        path.write_text(json.dumps(members))
+        self._processes: list[subprocess.Popen[str]] = []
+        for region, hosts in addresses.items():
+            for node in range(len(hosts)):
+                environment = {
+                    "PATH": "/usr/bin:/bin", "GLOO_SOCKET_IFNAME": "eth0", "RANK": str(node), "WORLD_SIZE": str(len(hosts)),
+                    "MASTER_ADDR": hosts[0], "MASTER_PORT": "29500", "ISTHMUS_REGION": region, "ISTHMUS_MEMBERS": str(path),
+                    "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent / "src"),
+                }
+                argv = [sys.executable, __file__, "--rank", json.dumps([streams, rate_bytes_per_s])]
+                self._processes.append(
+                    tunnel.start(region, node, argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                )
+        self._answers()
+
+    def ask(self, **command: Any) -> tuple[float, list[Any]]:
+        """Seconds from the common start to the last end, and what every rank found."""
+        start_s = time.monotonic() + 0.1
+        for process in self._processes:
+            process.stdin.write(json.dumps(command | {"at": start_s}).encode() + b"\n")
+            process.stdin.flush()
+        answers = self._answers()
+        return max(answer["end"] for answer in answers) - start_s, [answer["found"] for answer in answers]
+
+    def _answers(self) -> list[dict[str, Any]]:
+        answers = []
+        for number, process in enumerate(self._processes):
+            line = process.stdout.readline()
+            if not line:
+                raise SystemExit(f"rank {number} ended with status {process.wait()}")
+            answers.append(json.loads(line))
+        return answers
+
+
+def run_rank(streams: int, rate_bytes_per_s: float | None) -> None:
+    """One rank: obey the commands on stdin."""
+    import torch
+    import torch.distributed as dist
+
+    from isthmus.runtime.environment import read_environment, split_address
+    from isthmus.runtime.hashing import fingerprint
+    from isthmus.runtime.hierarchical import HierarchicalReducer
+    from isthmus.runtime.transport import Rail, RailOptions
+
+    torch.set_num_threads(1)
+    place = read_environment()
+    assert place.members is not None and place.members.flat_master is not None
+    host, port = split_address(place.members.flat_master)
+    dist.init_process_group("gloo", init_method=f"tcp://{host}:{port}", rank=place.global_rank, world_size=place.global_size)
+    groups = [dist.new_group(list(range(region * 2, region * 2 + 2))) for region in range(place.regions)]
+    group = groups[place.region_index]
+    rail = Rail.open(place.members, place.region_index, place.rank, streams, 60.0, RailOptions(congestion="", rate_bytes_per_s=rate_bytes_per_s))
+    reducers = {codec: HierarchicalReducer(group, rail, codec) for codec in ("none", "bf16", "int8", "int4")}
+    tensors: dict[int, torch.Tensor] = {}
+    print(json.dumps({"end": 0.0, "found": None}), flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        found: Any = None
+        size = command.get("size_bytes", 4)
+        if size not in tensors:
+            tensors = {size: torch.randn(size // 4)}
+        tensor = tensors[size]
+        time.sleep(max(0.0, command["at"] - time.monotonic()))
+        match command["do"]:
+            case "hierarchical":
+                reducers[command.get("codec", "none")].all_reduce_(tensor, 1)
+            case "flat":
+                dist.all_reduce(tensor)
+                tensor.mul_(1 / place.global_size)
+            case "hash":
+                found = f"{fingerprint([tensor]):016x}"
+            case "links":
+                found = {name: asdict(use) for name, use in rail.counters().items()}
+        print(json.dumps({"end": time.monotonic(), "found": found}), flush=True)
+    rail.close()
+
+
+def run_case(case: Case) -> list[dict[str, Any]]:
+    """All sizes of one case: rows of figures."""
+    from isthmus.emulate import EmulatedLink, TcpSettings, open_tunnel
+    from isthmus.runtime.transport_shape import choose_streams
+
+    link = EmulatedLink(between=ENDS, rate_bytes_per_s=case.rate_bytes_per_s, rtt_s=case.rtt_s, loss=case.loss)
+    streams = choose_streams(case.rate_bytes_per_s, case.rtt_s, rails=2)
+    rows = []
+    for size in case.sizes_bytes:
+        with open_tunnel(REGIONS, [link], tcp=TcpSettings(congestion=case.congestion)) as tunnel:
+            ranks = Ranks(tunnel, streams, case.rate_bytes_per_s / 2)
+            rows.append(measure(case, size, streams, tunnel, ranks))
+    return rows
+
+
+def measure(case: Case, size: int, streams: int, tunnel: Any, ranks: Ranks) -> dict[str, Any]:
+    """Cold, warm (in turns) and idle figures of one size."""
+    cold = {way: ranks.ask(do=way, size_bytes=size)[0] for way in ("hierarchical", "flat")}
+    warm: dict[str, list[float]] = {"hierarchical": [], "flat": []}
+    wire = {}
+    for way in warm:
+        ranks.ask(do=way, size_bytes=size)
+    for _ in range(case.repeats):
+        for way, seconds in warm.items():
+            before = tunnel.counters()[ENDS].wire_bytes
+            seconds.append(ranks.ask(do=way, size_bytes=size)[0])
+            wire[way] = tunnel.counters()[ENDS].wire_bytes - before
+    for codec in ("int8", "int4"):
+        before = tunnel.counters()[ENDS].wire_bytes
+        ranks.ask(do="hierarchical", codec=codec, size_bytes=size)
+        wire[codec] = tunnel.counters()[ENDS].wire_bytes - before
+    idle = {}
+    for way in warm:
+        time.sleep(case.idle_s)
+        idle[way] = ranks.ask(do=way, size_bytes=size)[0]
+    ranks.ask(do="hierarchical", size_bytes=size)
+    hashes = set(ranks.ask(do="hash", size_bytes=size)[1])
+    links = ranks.ask(do="links")[1][0]
+    bytes_s, latency_s = limit_s(case, size)
+    return {
+        "case": case.name, "size_bytes": size, "goal": case.goal, "streams": streams, "congestion": tunnel.congestion,
+        "bytes_s": bytes_s, "latency_s": latency_s, "limit_s": bytes_s + latency_s, "warm": warm, "cold": cold, "idle": idle,
+        "median": {way: statistics.median(seconds) for way, seconds in warm.items()}, "wire_bytes": wire,
+        "bit_identical": len(hashes) == 1, "link": next(iter(links.values())),
+        "late_p99_s": tunnel.counters()[ENDS].late_p99_s,
+    }
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print one row, both terms of its limit first."""
+    limit, median = row["limit_s"], row["median"]
+    print(f"\n{row['case']}: {row['size_bytes'] / 1e6:g} MB, {row['streams']} streams a rail, {row['link']['congestion']}")
+    print(f"  limit {limit:.3f} s = {row['bytes_s']:.3f} s bytes / rate + {row['latency_s']:.3f} s RTT / 2")
+    for way, label in (("hierarchical", "hierarchical"), ("flat", "gloo flat")):
+        spread = row["warm"][way]
+        print(f"  {label:13s} {median[way]:.3f} s = {median[way] / limit:.3f} x limit ({min(spread) / limit:.3f} to "
+              f"{max(spread) / limit:.3f}, n = {len(spread)}), cold {row['cold'][way] / limit:.3f} x, "
+              f"idle {row['idle'][way] / limit:.3f} x")
+    wire = row["wire_bytes"]
+    print("  wire bytes one way / tensor: " + ", ".join(f"{way} {count / row['size_bytes']:.4f}" for way, count in wire.items())
+          + f"; int4 / fp32 {wire['int4'] / wire['hierarchical']:.4f}")
+    print(f"  goal <= {row['goal']:g} x: {'met' if median['hierarchical'] <= row['goal'] * limit else 'MISSED'}; bits equal on all "
+          f"ranks: {row['bit_identical']}; {row['link']['retransmits']} retransmits; delay line late p99 "
+          f"{row['late_p99_s'] * 1e3:.2f} ms", flush=True)
+
+
+def main() -> int:
+    """Run the cases; exit 1 when a goal is missed or ranks disagree."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one small case, for CI")
+    parser.add_argument("--case", action="append", help="run only cases whose name contains this")
+    parser.add_argument("--json", type=Path, help="write all figures there")
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank is not None:
+        run_rank(*json.loads(arguments.rank))
+        return 0
+    rows = []
+    for case in QUICK if arguments.quick else CASES:
+        if arguments.case is None or any(part in case.name for part in arguments.case):
+            for row in run_case(case):
+                show(row)
+                rows.append(row)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1))
+    kept = all(row["bit_identical"] and row["median"]["hierarchical"] <= row["goal"] * row["limit_s"] for row in rows)
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
