@@ -93,10 +93,7 @@ class Federation:
         Raises:
             ReplicaMismatchError: A member holds other bits.
         """
-        names = self.environment
-        if self.world.comm_group is not None and names.world_size > 1:
-            everyone = gather_numbers(self.world.comm_group, digest, names.world_size)
-            require_equal({f"{names.region} rank {rank}": value for rank, value in enumerate(everyone)}, what)
+        self.prove_region(digest, what)
         self._settle()
         if self.rail is not None:
             self._proofs.append(_Proof(what, digest, *self._swap(_PROOFS, digest)))
@@ -105,13 +102,24 @@ class Federation:
         if now:
             self._settle()
 
+    def prove_region(self, digest: int, what: str) -> None:
+        """Hold this rank's fingerprint of `what` against those of the other ranks of its region, at once."""
+        size = self.environment.world_size
+        if self.world.comm_group is not None and size > 1:
+            everyone = gather_numbers(self.world.comm_group, digest, size)
+            require_equal({f"{self.environment.region} rank {rank}": value for rank, value in enumerate(everyone)}, what)
+
     def adopt_first(self, tensor: torch.Tensor) -> None:
-        """Overwrite `tensor` (one dimension, contiguous) with the first region's, each rank carrying its part."""
-        if self.world.flat_comm_group is not None:
+        """Overwrite `tensor` (one dimension, contiguous) with that of the first rank of the first region.
+
+        Over the WAN each rank carries its part.
+        """
+        group = self.world.flat_comm_group or self.world.comm_group
+        if group is not None:
             options = dist.BroadcastOptions()
             options.rootRank, options.rootTensor = 0, 0
-            self.world.flat_comm_group.broadcast([tensor], options).wait()
-        elif self.rail is not None:
+            group.broadcast([tensor], options).wait()
+        if self.rail is not None:
             padded = torch.nn.functional.pad(tensor, (0, -tensor.numel() % self.environment.world_size))
             part = padded.view(self.environment.world_size, -1)[self.environment.rank].clone()
             tag = self._tag(_PARAMETERS)

@@ -9,6 +9,7 @@ that runs asynchronously as in plain DDP. Either way the result is the mean over
 
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,9 +18,11 @@ import xxhash
 from isthmus.plan import Strategy
 from isthmus.runtime.federation import Federation
 from isthmus.runtime.frames import RailError
-from isthmus.runtime.hierarchical import HierarchicalReducer
+from isthmus.runtime.hierarchical import HierarchicalReducer, UnderWay
 
 __all__ = ["HookState", "Residuals", "ddp_hook"]
+
+Future = torch.futures.Future[torch.Tensor]
 
 _FEEDBACK_SPACE_ELEMENTS = 1 << 60  # where the reducer numbers elements given by `first_element`: 2^20 tags of 2^40
 
@@ -53,24 +56,44 @@ class HookState:
         self.enqueued_s = 0.0
         self.failure: BaseException | None = None
         self.flat_bytes = 0
+        self._pending: list[tuple[UnderWay | None, Future, torch.Tensor]] = []
 
-    def reduce(self, flat: torch.Tensor, index: int, contents: tuple[int, ...]) -> None:
-        """On the communication thread: replace one bucket by its mean.
+    def begin(self, flat: torch.Tensor, index: int, contents: tuple[int, ...], future: Future) -> None:
+        """On the communication thread: reduce one bucket inside the region and send it on.
 
         Args:
             flat: The bucket, float32, shape (n,).
             index: Number of the bucket.
             contents: Numbers of its parameters in order.
+            future: Completed by `finish`.
         """
         assert self.reducer is not None
+        self._pending.append((None, future, flat))
         self.reducer.between_regions = self.crossing
-        if not self.crossing:
-            self.reducer.all_reduce_(flat, index)
-            return
-        if self.residuals.layout.get(index) != contents:
-            self._agree(index, contents)
-            self.residuals.move(self.reducer, self.federation, index, contents)
-        self.reducer.all_reduce_(flat, index, self.residuals.first[index])
+        first = None
+        if self.crossing:
+            if self.residuals.layout.get(index) != contents:
+                self._agree(index, contents)
+                self.residuals.move(self.reducer, self.federation, index, contents)
+            first = self.residuals.first[index]
+        self._pending[-1] = (self.reducer.begin(flat, index, first), future, flat)
+
+    def finish(self) -> None:
+        """On the communication thread, after the last bucket has begun: take in the other regions' parts, in order."""
+        assert self.reducer is not None
+        while self._pending:
+            under_way, future, flat = self._pending[0]
+            assert under_way is not None
+            self.reducer.finish(under_way)
+            self._pending.pop(0)
+            future.set_result(flat)
+
+    def fail(self, error: BaseException) -> None:
+        """Keep the first error and complete all futures: DDP waits for them without a limit, and the step raises next."""
+        self.failure = self.failure or error
+        while self._pending:
+            _, future, flat = self._pending.pop(0)
+            future.set_result(flat)
 
     def _agree(self, index: int, contents: tuple[int, ...]) -> None:
         """Regions fill buckets by themselves; equal sizes in another order would go unnoticed."""
@@ -105,11 +128,11 @@ class Residuals:
         if index in self.layout:
             self._owed = self._collect(reducer, federation) if self.kept else None
             self.layout = {bucket: held for bucket, held in self.layout.items() if bucket < index}
+            for bucket, held in self.layout.items():
+                self._give(reducer, bucket, held)
         self.layout[index] = contents
         self.first[index] = sum(self.sizes[number] for bucket in range(index) for number in self.layout[bucket])
-        if self._owed is not None:
-            pieces = [self._owed[self.starts[number] : self.starts[number] + self.sizes[number]] for number in contents]
-            self._give(reducer, index, torch.cat(pieces))
+        self._give(reducer, index, contents)
 
     def _collect(self, reducer: HierarchicalReducer, federation: Federation) -> torch.Tensor:
         """Everything the region owes, in the parameters' order, on every rank; the reducer's own copy is emptied."""
@@ -131,56 +154,56 @@ class Residuals:
                 offset += size
         return owed
 
-    def _give(self, reducer: HierarchicalReducer, index: int, owed: torch.Tensor) -> None:
+    def _give(self, reducer: HierarchicalReducer, index: int, contents: tuple[int, ...]) -> None:
+        """Put this rank's pieces of what bucket `index` owes into the reducer."""
+        if self._owed is None:
+            return
+        owed = torch.cat([self._owed[self.starts[number] : self.starts[number] + self.sizes[number]] for number in contents])
         state = reducer.state_dict()
         base = _FEEDBACK_SPACE_ELEMENTS + self.first[index]
         for start, elements in reducer.owned(owed.numel()):
-            state["feedback"][str(base + start)] = owed[start : start + elements].clone()
+            if elements:
+                state["feedback"][str(base + start)] = owed[start : start + elements].clone()
         reducer.load_state_dict(state)
 
 
 def ddp_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The communication hook: the future of the bucket's mean over all ranks that take part."""
-    flat = bucket.buffer()
     if state.reducer is not None:
-        contents = tuple(state.numbers[parameter.data_ptr()] for parameter in bucket.parameters())
-        future = _through_courier(state, flat, bucket.index(), contents)
+        future = _through_courier(state, bucket)
     else:
-        future = _through_gloo(state, flat)
+        future = _through_gloo(state, bucket.buffer())
     if bucket.is_last():
         state.enqueued_s = time.perf_counter()
     return future
 
 
-def _through_courier(
-    state: HookState, flat: torch.Tensor, index: int, contents: tuple[int, ...]
-) -> "torch.futures.Future[torch.Tensor]":
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+def _through_courier(state: HookState, bucket: dist.GradBucket) -> Future:
+    flat, index, last = bucket.buffer(), bucket.index(), bucket.is_last()
+    contents = tuple(state.numbers[parameter.data_ptr()] for parameter in bucket.parameters())
+    future: Future = torch.futures.Future()
 
     def job() -> None:
         try:
-            state.reduce(flat, index, contents)
+            state.begin(flat, index, contents, future)
+            if last:
+                state.finish()
         except BaseException as error:
-            state.failure = state.failure or error
+            state.fail(error)
             raise
-        finally:
-            # Also after a failure: DDP waits for this future without a limit, and the step raises `failure` next.
-            future.set_result(flat)
 
-    job_future = state.federation.submit(job)
-    job_future.add_done_callback(lambda done: _release(state, done.exception(), future, flat))
+    def refused(done: Any) -> None:
+        # After an earlier failure the job never ran.
+        if not future.done():
+            state.failure = state.failure or done.exception()
+            if done.exception() is not None:
+                future.set_result(flat)
+
+    state.federation.submit(job).add_done_callback(refused)
     return future
 
 
-def _release(state: HookState, error: BaseException | None, future: "torch.futures.Future[torch.Tensor]", flat: torch.Tensor) -> None:
-    """A job that was refused, after an earlier failure, never ran: complete its future all the same."""
-    if error is not None:
-        state.failure = state.failure or error
-        if not future.done():
-            future.set_result(flat)
-
-
-def _through_gloo(state: HookState, flat: torch.Tensor) -> "torch.futures.Future[torch.Tensor]":
+def _through_gloo(state: HookState, flat: torch.Tensor) -> Future:
     world = state.federation.world
     flat_ring = state.strategy.kind == "flat" and state.crossing and world.flat_group is not None
     group = world.flat_group if flat_ring else world.region_group

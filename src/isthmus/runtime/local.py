@@ -48,6 +48,10 @@ class OuterLink(Protocol):
         """`number` of every region, in their order."""
         ...
 
+    def prove_region(self, digest: int, what: str) -> None:
+        """Compare with the other ranks of this region, now."""
+        ...
+
     def prove(self, digest: int, what: str) -> None:
         """Compare this rank's fingerprint of `what` with every other member's, now or at the next call."""
         ...
@@ -200,6 +204,8 @@ class LocalSync:
     def _round(self, sent: torch.Tensor, tokens: int) -> Arrival:
         """On the communication thread: one outer step on this rank's part, then the region's parts together."""
         begun = time.perf_counter()
+        # Each rank brings its part of `sent` only: a rank that had drifted would be overwritten unseen.
+        self.link.prove_region(fingerprint([sent]), "the parameters of one region")
         outer = self._shard(self.outer).clone()
         delta = outer - self._shard(sent)
         if self.weight == "tokens":

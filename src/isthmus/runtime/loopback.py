@@ -16,7 +16,7 @@ from typing import Any
 
 from isthmus.plan import Layout, Plan, Prediction, Strategy, save_plan
 
-__all__ = ["LoopbackRun", "lone_plan", "start"]
+__all__ = ["LoopbackRun", "lone_plan", "prepare", "start"]
 
 
 @dataclass(slots=True)
@@ -64,12 +64,10 @@ def lone_plan(strategy: Strategy) -> Plan:
                 prediction=nothing, why="asked for", rule_of_thumb="none")
 
 
-def start(command: Sequence[str], regions: dict[str, int], strategy: Strategy, folder: Path,
-          extra: dict[str, str] | None = None) -> LoopbackRun:
-    """Start `command` once a rank of every region; `extra` is added to the environment.
+def prepare(regions: dict[str, int], strategy: Strategy, folder: Path) -> dict[tuple[str, int], dict[str, str]]:
+    """Write members.json and plan.yaml into `folder`; the environment of each rank, by region and rank.
 
-    `folder` gets members.json, plan.yaml, metrics/ and one log a rank. Ports are chosen free and then released, so
-    another program could take one in between; the ranks then fail and say so.
+    Ports are chosen free and then released, so another program could take one in between; the ranks then fail and say so.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ranks = [(region, rank) for region, count in regions.items() for rank in range(count)]
@@ -77,23 +75,32 @@ def start(command: Sequence[str], regions: dict[str, int], strategy: Strategy, f
     rails = {key: f"127.0.0.1:{ports.pop()}" for key in ranks}
     masters = {region: ports.pop() for region in regions}
     members = {
-        "regions": [{"name": region, "rails": [rails[region, rank] for rank in range(count)]} for region, count in regions.items()],
+        "regions": [{"name": name, "rails": [rails[name, rank] for rank in range(count)]} for name, count in regions.items()],
         "flat_master": f"127.0.0.1:{ports.pop()}",
     }
     (folder / "members.json").write_text(json.dumps(members))
     save_plan(lone_plan(strategy), folder / "plan.yaml")
+    return {
+        (region, rank): {
+            "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": str(regions[region]),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(masters[region]), "GLOO_SOCKET_IFNAME": "lo",
+            "ISTHMUS_REGION": region, "ISTHMUS_MEMBERS": str(folder / "members.json"),
+            "ISTHMUS_PLAN": str(folder / "plan.yaml"), "ISTHMUS_METRICS": str(folder / "metrics"),
+        }
+        for region, rank in ranks
+    }
+
+
+def start(command: Sequence[str], regions: dict[str, int], strategy: Strategy, folder: Path,
+          extra: dict[str, str] | None = None) -> LoopbackRun:
+    """Start `command` once a rank of every region, with `extra` in the environment; see `prepare`."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ISTHMUS_")}
     run = LoopbackRun(folder, {})
     try:
-        for region, rank in ranks:
-            environment = {
-                **inherited, "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": str(regions[region]),
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(masters[region]), "GLOO_SOCKET_IFNAME": "lo",
-                "ISTHMUS_REGION": region, "ISTHMUS_MEMBERS": str(folder / "members.json"),
-                "ISTHMUS_PLAN": str(folder / "plan.yaml"), "ISTHMUS_METRICS": str(folder / "metrics"), **(extra or {}),
-            }
+        for (region, rank), environment in prepare(regions, strategy, folder).items():
             with open(folder / f"{region}-{rank}.log", "wb") as log:
-                run.processes[region, rank] = subprocess.Popen(list(command), env=environment, stdout=log, stderr=subprocess.STDOUT)
+                run.processes[region, rank] = subprocess.Popen(list(command), env={**inherited, **environment, **(extra or {})},
+                                                               stdout=log, stderr=subprocess.STDOUT)
     except BaseException:
         run.kill()
         raise

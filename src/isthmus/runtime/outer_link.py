@@ -54,6 +54,10 @@ class RailLink:
         """`number` of every region."""
         return self._federation.numbers(number)
 
+    def prove_region(self, digest: int, what: str) -> None:
+        """Compare fingerprints within the region."""
+        self._federation.prove_region(digest, what)
+
     def prove(self, digest: int, what: str) -> None:
         """Compare fingerprints with all members."""
         self._federation.prove(digest, what)

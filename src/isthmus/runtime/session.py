@@ -41,6 +41,7 @@ class Session:
         self._snapshot: tuple[Snapshot, int] | None = None
         self._losses: list[float] = []
         self._tokens = 0
+        self._step = 0
         self._waited_s = 0.0
         self._proved_bytes = 0
 
@@ -64,6 +65,7 @@ class Session:
         self.federation.courier.raise_failure()
         mode, block, tokens = self.pace.mode, self.pace.position, self._tokens
         counts, ending = mode != "off", self.pace.ending
+        self._step = self.pace.taken + 1
         if counts:
             self._exchange(tokens, ending)
             self.trained_tokens += tokens
@@ -139,7 +141,7 @@ class Session:
         self._proved_bytes = sent
 
     def _write_arrival(self, arrival: Arrival) -> None:
-        self.metrics.write("sync", step=self.pace.taken + 1, seconds=arrival.seconds, bytes=arrival.sent_bytes,
+        self.metrics.write("sync", step=self._step, seconds=arrival.seconds, bytes=arrival.sent_bytes,
                            hash=f"{arrival.hash:016x}")
 
 

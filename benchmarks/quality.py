@@ -1,0 +1,192 @@
+"""Does the model get as good? Held-out loss of int4 with error feedback and of local steps beside every-step fp32.
+
+    make quality                                  # everything; goes on where an earlier run was interrupted
+    python benchmarks/quality.py --max-runs 2     # a piece of it
+
+Each way trains the reference model on real text (Python's own source) over two regions for the same tokens, with three
+seeds; a seed fixes the initial parameters and the order of the samples, so ways are compared in pairs. Nothing slows the
+traffic between the regions here: bits, not time, decide the loss. That the every-step fp32 reference is bit for bit what
+an emulated WAN gives is shown over the first steps (`--no-emulation` leaves that out and says so).
+
+Exit 0 when both limits hold, 1 when one does not or runs are missing.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from isthmus.plan import Outer, Strategy, save_plan
+from isthmus.runtime.loopback import lone_plan, start
+
+REGIONS = {"shenzhen": 1, "shanghai": 1}
+SEEDS = (0, 1, 2)
+EQUAL_STEPS = 20
+LIMITS = {"int4": 0.01, "local": 0.03}
+
+
+def strategies(inner_steps: int, outer: Outer) -> dict[str, Strategy]:
+    return {
+        "fp32": Strategy(name="every step, fp32", kind="hierarchical"),
+        "int4": Strategy(name="every step, int4 + EF", kind="hierarchical", codec="int4"),
+        "local": Strategy(name=f"local steps, K = {inner_steps}", kind="local-steps", inner_steps=inner_steps, outer=outer),
+    }
+
+
+def command(options: argparse.Namespace, seed: int, steps: int, eval_every: int) -> list[str]:
+    return [
+        sys.executable, "-m", "isthmus.runtime.demo_train", "--preset", options.preset, "--steps", str(steps),
+        "--batch", str(options.batch), "--seed", str(seed), "--lr", str(options.lr), "--eval-every", str(eval_every),
+        "--eval-windows", str(options.eval_windows),
+    ]
+
+
+def train(strategy: Strategy, argv: list[str], timeout_s: float) -> dict[str, Any]:
+    """One run over both regions on loopback: its losses, hash and what it sent."""
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="isthmus-quality-") as folder:
+        run = start(argv, REGIONS, strategy, Path(folder))
+        try:
+            codes = run.wait(timeout_s)
+            if any(codes.values()):
+                raise SystemExit(f"a rank failed: {codes}\n{run.output()}")
+            return gathered(run.lines("shenzhen", 0, "eval"), run.lines("shenzhen", 0, "end"), run.lines("shanghai", 0, "end"),
+                            run.lines("shenzhen", 0, "step"), run.lines("shenzhen", 0, "start"), time.monotonic() - begun)
+        finally:
+            run.kill()
+
+
+def gathered(evals: list[Any], end: list[Any], other: list[Any], steps: list[Any], first: list[Any], wall_s: float) -> dict[str, Any]:
+    if end[-1]["hash"] != other[-1]["hash"]:
+        raise SystemExit(f"the regions ended with different parameters: {end[-1]['hash']} and {other[-1]['hash']}")
+    return {
+        "final_loss": evals[-1]["loss"] if evals else None,
+        "losses": [[row["tokens"], row["loss"]] for row in evals],
+        "hash": end[-1]["hash"], "steps": end[-1]["steps"], "parameters": first[0]["params"],
+        "wan_bytes_per_step": steps[-1]["wan_bytes"] / len(steps), "wall_s": wall_s,
+    }
+
+
+def emulated_hash(strategy: Strategy, argv: list[str]) -> str:
+    """The final hash of the same run over an emulated 100 Mb/s, 18 ms link."""
+    from isthmus.emulate import EmulatedLink, open_tunnel
+    from isthmus.trial.launch import RunSpec, start_ranks
+
+    link = EmulatedLink(between=("shenzhen", "shanghai"), rate_bytes_per_s=12.5e6, rtt_s=0.018, jitter_s=0.0, loss=0.0, queue_bytes=None)
+    with tempfile.TemporaryDirectory(prefix="isthmus-quality-") as folder, open_tunnel(nodes=REGIONS, links=[link]) as tunnel:
+        plan = Path(folder) / "plan.yaml"
+        save_plan(lone_plan(strategy), plan)
+        spec = RunSpec(folder=Path(folder) / "run", nodes=REGIONS, plan=plan, blocks="", command=tuple(argv))
+        ranks = start_ranks(tunnel, spec)
+        try:
+            ranks.wait(240, lambda: None)
+        finally:
+            ranks.end()
+        ends = [json.loads((spec.folder / "metrics" / f"{name}-0.jsonl").read_text().splitlines()[-1]) for name in REGIONS]
+    assert ends[0]["hash"] == ends[1]["hash"], ends
+    return ends[0]["hash"]
+
+
+def load(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Results so far; those of another configuration are refused."""
+    if not path.exists():
+        return {"config": config, "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
+                "runs": {}, "equal": None}
+    results = json.loads(path.read_text())
+    if results["config"] != config:
+        raise SystemExit(f"{path} holds results of another configuration:\n  {results['config']}\nremove it, or give another --out")
+    return results
+
+
+def store(path: Path, results: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(results, indent=1))
+    partial.replace(path)
+
+
+def differences(runs: dict[str, Any], way: str) -> list[float]:
+    """Relative to fp32 with the same seed; positive is worse."""
+    return [runs[f"{way}-{seed}"]["final_loss"] / runs[f"fp32-{seed}"]["final_loss"] - 1.0 for seed in SEEDS
+            if f"{way}-{seed}" in runs and f"fp32-{seed}" in runs]
+
+
+def report(results: dict[str, Any], names: dict[str, str]) -> bool:
+    """Print the table; whether everything was run and both limits hold."""
+    runs, good = results["runs"], True
+    print(f"held-out loss, nats per byte, after {results['config']['steps']} steps ({results['machine']})")
+    print(f"{'way':24} {'seeds':>24} {'mean':>8} {'spread':>8} {'to fp32':>18} {'limit':>6} {'WAN B/step':>11}")
+    for way, name in names.items():
+        done = [runs[f"{way}-{seed}"] for seed in SEEDS if f"{way}-{seed}" in runs]
+        losses = [run["final_loss"] for run in done]
+        gaps = differences(runs, way)
+        complete = len(losses) == len(SEEDS)
+        verdict, limit = "", LIMITS.get(way)
+        if limit is not None:
+            holds = complete and len(gaps) == len(SEEDS) and statistics.mean(gaps) <= limit
+            verdict = f"{limit:.0%}" if holds else f"{limit:.0%} !"
+            good = good and holds
+        spread = f"{max(losses) - min(losses):.4f}" if losses else "-"
+        gap = f"{statistics.mean(gaps):+.2%} ({min(gaps):+.2%}..{max(gaps):+.2%})" if gaps and way != "fp32" else ""
+        print(f"{name:24} {' '.join(f'{loss:.4f}' for loss in losses):>24} {statistics.mean(losses) if losses else float('nan'):8.4f} "
+              f"{spread:>8} {gap:>18} {verdict:>6} {done[0]['wan_bytes_per_step'] if done else 0:11.0f}")
+        good = good and complete
+    equal = results["equal"]
+    if equal is None:
+        print(f"emulated and plain fp32 bit-equal for {EQUAL_STEPS} steps: not shown")
+    else:
+        same = equal["plain"] == equal["emulated"]
+        print(f"emulated and plain fp32 bit-equal for {EQUAL_STEPS} steps: {'yes' if same else 'NO'} ({equal['plain']}, {equal['emulated']})")
+        good = good and same
+    return good
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("build/quality.json"))
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--preset", default="mini")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--eval-windows", type=int, default=1024)
+    parser.add_argument("--inner-steps", type=int, default=20)
+    parser.add_argument("--outer-lr", type=float, default=1.0)
+    parser.add_argument("--outer-momentum", type=float, default=0.0)
+    parser.add_argument("--max-runs", type=int, default=99, help="stop after so many trainings")
+    parser.add_argument("--only", help="one way: fp32, int4 or local")
+    parser.add_argument("--no-emulation", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    outer = Outer(lr=options.outer_lr, momentum=options.outer_momentum, nesterov=options.outer_momentum > 0)
+    ways = strategies(options.inner_steps, outer)
+    config = {name: getattr(options, name) for name in ("steps", "preset", "batch", "lr", "eval_windows", "inner_steps",
+                                                        "outer_lr", "outer_momentum")}
+    results, left = load(options.out, config), options.max_runs
+    for seed in SEEDS:
+        for way, strategy in ways.items():
+            if f"{way}-{seed}" in results["runs"] or left <= 0 or options.only not in (None, way):
+                continue
+            print(f"training: {strategy.name}, seed {seed}", file=sys.stderr, flush=True)
+            argv = command(options, seed, options.steps, max(1, options.steps // 4))
+            results["runs"][f"{way}-{seed}"] = train(strategy, argv, timeout_s=1800)
+            store(options.out, results)
+            left -= 1
+    if results["equal"] is None and not options.no_emulation:
+        argv = command(options, 0, EQUAL_STEPS, 0)
+        plain = train(ways["fp32"], argv, timeout_s=240)["hash"]
+        results["equal"] = {"plain": plain, "emulated": emulated_hash(ways["fp32"], argv), "steps": EQUAL_STEPS}
+        store(options.out, results)
+    sys.exit(0 if report(results, {way: strategy.name for way, strategy in ways.items()}) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""A process that has torch loaded and forks ranks from itself, so that a test with four ranks costs no four imports.
+
+Reads one JSON object a line: {"scenario", "ranks": [{"environment", "log"}], "options", "timeout_s", "kill": [rank, step]};
+answers one: {"codes": [...], "seconds"}. Ranks run a scenario below. Not a test itself; conftest.py starts it.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import isthmus.runtime  # noqa: F401 - loaded once, before forking
+import torch
+from isthmus.runtime.cluster import Cluster, join
+from torch import nn
+from torch.utils.data import TensorDataset
+
+
+class Crossed(nn.Module):
+    """Layers registered in another order than used, so that DDP fills its buckets anew after the first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.third = nn.Linear(24, 4)
+        self.first = nn.Linear(16, 33)
+        self.second = nn.Linear(33, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.third(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+def dataset() -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    return TensorDataset(torch.randn(240, 16, generator=generator), torch.randn(240, 4, generator=generator))
+
+
+def make(options: dict[str, Any], seed: int) -> tuple[nn.Module, Any]:
+    """A model and a function that makes its optimizer."""
+    torch.manual_seed(seed)
+    model = Crossed()
+    if options.get("optimizer") == "adamw":
+        return model, lambda held: torch.optim.AdamW(held, lr=0.01)
+    return model, lambda held: torch.optim.SGD(held, lr=0.05, momentum=0.5)
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+def train(options: dict[str, Any], out: Path) -> None:
+    """Train by the front door. Regions begin with unlike parameters; `parallelize` must make them the first region's."""
+    with join(timeout_s=options.get("timeout_s", 20.0)) as cluster:
+        given, optimizer_of = make(options, seed=cluster.rank)
+        model = cluster.parallelize(given)
+        optimizer = optimizer_of(model.parameters())
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1.0 + 0.1 * step))
+        micro = options.get("micro", 1)
+        with cluster.sync(model, optimizer, also=[schedule]):
+            for number, batch in enumerate(cluster.batches(dataset(), options["batch"], steps=options["steps"], seed=3)):
+                disturb(cluster, given, options, number)
+                last = (number + 1) % micro == 0
+                if last:
+                    cluster.step(model, batch, nn.functional.mse_loss)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    schedule.step()
+                else:
+                    with model.no_sync():
+                        cluster.step(model, batch, nn.functional.mse_loss)
+        torch.save(flat(given), out)
+
+
+def disturb(cluster: Cluster, model: nn.Module, options: dict[str, Any], number: int) -> None:
+    """Faults by script: die, or flip one bit of one parameter."""
+    if options.get("die") == [cluster.rank, number]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if cluster.rank in options.get("flip_ranks", []) and options.get("flip_step") == number:
+        with torch.no_grad():
+            next(model.parameters()).view(-1).view(torch.int32)[0] ^= 1
+
+
+SCENARIOS = {"train": train}
+
+
+def run_rank(order: dict[str, Any], rank: dict[str, Any]) -> int:
+    log = os.open(rank["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(rank["environment"])
+    try:
+        torch.set_num_threads(1)
+        SCENARIOS[order["scenario"]](order["options"], Path(rank["log"]).with_suffix(".pt"))
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def serve(order: dict[str, Any]) -> dict[str, Any]:
+    begun, pids, codes = time.monotonic(), [], {}
+    for rank in order["ranks"]:
+        pid = os.fork()
+        if pid == 0:
+            code = run_rank(order, rank)
+            sys.stderr.flush()
+            os._exit(code)
+        pids.append(pid)
+    while len(codes) < len(pids):
+        for pid in [pid for pid in pids if pid not in codes]:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+        if time.monotonic() - begun > order["timeout_s"]:
+            for pid in [pid for pid in pids if pid not in codes]:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                codes[pid] = 999  # hung
+        time.sleep(0.01)
+    return {"codes": [codes[pid] for pid in pids], "seconds": time.monotonic() - begun}
+
+
+def main() -> None:
+    # The first optimizer loads torch's compiler, seconds of work that four ranks would each do again.
+    torch.optim.AdamW(Crossed().parameters())
+    for line in sys.stdin:
+        print(json.dumps(serve(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
