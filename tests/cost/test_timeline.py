@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.cost.timeline import Stage, equal_buckets_exposed_s, overlap_timeline, ready_times_s, serial_timeline
+from isthmus.cost.timeline import Stage, deferred_timeline, equal_buckets_exposed_s, overlap_timeline, ready_times_s
 
 TIMES = st.floats(0, 10)
 STAGES = st.lists(
@@ -83,23 +83,28 @@ def test_equal_buckets_in_one_expression_are_those_played(count: int, stage: Sta
     assert equal_buckets_exposed_s(count, stage, compute * backward) == pytest.approx(played, rel=1e-9, abs=1e-9)
 
 
-def test_segments_of_a_bucket_overlap_and_buckets_do_not() -> None:
-    # A bucket taken up at 0: segments reduced by 1, 2; on the wire 1-3, 3-5; there at 5.5; out 0.5 each: the first at
-    # 3.5-4, the second at 5.5-6. The next bucket, ready long before, begins at 6 and ends at 12.
+def test_all_buckets_go_out_before_any_comes_in() -> None:
+    # Reduced by 1, 2, 3, 4; on the wire 1-3, 3-5, 5-7, 7-9; there 0.5 later. From 4 on they are taken in, 0.5 each: the first
+    # at 4-4.5, the others as they arrive at 5.5, 7.5, 9.5.
     segment = Stage(before_s=1.0, wire_s=2.0, latency_s=0.5, after_s=0.5)
-    timeline = serial_timeline([0.0, 0.0], [[segment, segment]] * 2, 0.0, shared_cores=False)
+    timeline = deferred_timeline([0.0, 0.0], [[segment, segment]] * 2, 0.0, shared_cores=False)
     first, second = timeline.buckets
     assert (first.begin_s, first.start_s, first.end_s, first.done_s) == (0.0, 1.0, 5.5, 6.0)
-    assert (second.begin_s, second.done_s) == (6.0, 12.0)
-    assert timeline.exposed_s == 12.0
+    assert (second.begin_s, second.start_s, second.end_s, second.done_s) == (2.0, 5.0, 9.5, 10.0)
+    assert timeline.exposed_s == 10.0
 
 
 @given(STAGES, st.floats(0.01, 20), st.floats(0, 1), st.booleans())
-def test_one_by_one_is_never_quicker_than_overlapped(stages: list[Stage], compute: float, backward: float, shared: bool) -> None:
+def test_deferred_results_are_never_quicker_than_those_taken_at_once(
+    stages: list[Stage], compute: float, backward: float, shared: bool
+) -> None:
     ready = ready_times_s([1.0] * len(stages), compute, backward)
-    overlapped = overlap_timeline(ready, stages, compute).exposed_s
-    serial = serial_timeline(ready, [[stage] for stage in stages], compute, shared)
-    assert serial.exposed_s >= overlapped - 1e-9
-    assert serial.exposed_s <= sum(stage.total_s for stage in stages) + 1e-9
-    for earlier, later in pairwise(serial.buckets):
-        assert later.begin_s >= earlier.done_s - 1e-9
+    at_once = overlap_timeline(ready, stages, compute).exposed_s
+    deferred = deferred_timeline(ready, [[stage] for stage in stages], compute, shared)
+    assert deferred.exposed_s >= at_once - 1e-9
+    assert deferred.exposed_s <= sum(stage.total_s for stage in stages) + 1e-9
+    work = sum(stage.before_s + stage.after_s for stage in stages)
+    assert deferred.exposed_s >= (work if shared else 0.0) - 1e-9
+    for earlier, later in pairwise(deferred.buckets):
+        assert later.start_s >= earlier.start_s - 1e-9
+        assert later.done_s >= earlier.done_s - 1e-9

@@ -7,10 +7,10 @@ __all__ = [
     "BucketTime",
     "Stage",
     "Timeline",
+    "deferred_timeline",
     "equal_buckets_exposed_s",
     "overlap_timeline",
     "ready_times_s",
-    "serial_timeline",
 ]
 
 
@@ -114,48 +114,42 @@ def overlap_timeline(ready_s: Sequence[float], stages: Sequence[Stage], compute_
     return Timeline(buckets=tuple(times), compute_s=compute_s, exposed_s=max(0.0, finish - compute_s))
 
 
-def serial_timeline(
+def deferred_timeline(
     ready_s: Sequence[float], buckets: Sequence[Sequence[Stage]], compute_s: float, shared_cores: bool
 ) -> Timeline:
-    """Play buckets one after another, each cut into segments that overlap among themselves only.
+    """Play buckets as isthmus's communication thread works: all out as they become ready, and only then all in.
 
-    As isthmus's communication thread works: it reduces and sends all segments of a bucket, then takes them back as
-    they arrive, and takes up the next bucket when the last segment is done.
+    The thread reduces and sends the segments of each bucket in turn, so the wire is never idle while there is something to
+    send; after the last bucket is sent it takes the results back in order, as they arrive.
 
     Args:
         ready_s: When each bucket exists, rising.
         buckets: The segments of each bucket.
         compute_s: Length of the step's compute.
-        shared_cores: As in `overlap_timeline`.
+        shared_cores: The thread's work takes turns with the backward pass and delays later buckets as much.
     """
-    free = 0.0
+    rank = wire = stolen = 0.0
+    arrivals: list[list[float]] = []
+    begun: list[tuple[float, float, float]] = []  # exists, taken up, first byte sent
+    for ready, segments in zip(ready_s, buckets, strict=True):
+        exists = ready + stolen
+        begin = rank = max(exists, rank)
+        starts: list[float] = []
+        arrivals.append([])
+        for segment in segments:
+            rank += segment.before_s
+            starts.append(max(rank, wire))
+            wire = starts[-1] + segment.wire_s
+            arrivals[-1].append(wire + segment.latency_s)
+        stolen += sum(each.before_s for each in segments) if shared_cores else 0.0
+        begun.append((exists, begin, starts[0]))
     times: list[BucketTime] = []
-    work: list[float] = []
-    for index, (ready, segments) in enumerate(zip(ready_s, buckets, strict=True)):
-        stolen = 0.0
-        if shared_cores:
-            # What the thread did for earlier buckets by now has delayed the backward pass as much.
-            for earlier, spent in zip(times, work, strict=True):
-                stolen += spent if earlier.done_s <= ready + stolen else 0.0
-        begin = max(ready + stolen, free)
-        start, end, free = _segments_s(begin, segments)
-        work.append(sum(each.before_s + each.after_s for each in segments))
-        times.append(BucketTime(bucket=index, ready_s=ready + stolen, begin_s=begin, start_s=start, end_s=end, done_s=free))
-    finish = max(compute_s + (sum(work) if shared_cores else 0.0), free)
-    return Timeline(buckets=tuple(times), compute_s=compute_s, exposed_s=max(0.0, finish - compute_s))
-
-
-def _segments_s(begin: float, segments: Sequence[Stage]) -> tuple[float, float, float]:
-    """(first byte sent, last byte there, last segment done) of one bucket that is taken up at `begin`."""
-    rank, wire, arrivals, starts = begin, begin, list[float](), list[float]()
-    for segment in segments:
-        rank += segment.before_s
-        starts.append(max(rank, wire))
-        wire = starts[-1] + segment.wire_s
-        arrivals.append(wire + segment.latency_s)
-    for segment, arrival in zip(segments, arrivals, strict=True):
-        rank = max(rank, arrival) + segment.after_s
-    return starts[0], arrivals[-1], rank
+    for index, ((exists, begin, start), segments) in enumerate(zip(begun, buckets, strict=True)):
+        for segment, arrival in zip(segments, arrivals[index], strict=True):
+            rank = max(rank, arrival) + segment.after_s
+        end = arrivals[index][-1]
+        times.append(BucketTime(bucket=index, ready_s=exists, begin_s=begin, start_s=start, end_s=end, done_s=rank))
+    return Timeline(buckets=tuple(times), compute_s=compute_s, exposed_s=max(0.0, rank - compute_s))
 
 
 def equal_buckets_exposed_s(count: int, stage: Stage, window_s: float) -> float:

@@ -9,7 +9,7 @@ from math import ceil
 from isthmus.cost.codecs import codec_ratio
 from isthmus.cost.gloo import RingShape, concurrent_rings_s
 from isthmus.cost.step import blocking_sync_s, swap_bytes
-from isthmus.cost.timeline import BucketTime, Stage, Timeline, ready_times_s, serial_timeline
+from isthmus.cost.timeline import BucketTime, Stage, Timeline, deferred_timeline, ready_times_s
 from isthmus.cost.transport import payload_fraction
 from isthmus.errors import InfeasibleError
 from isthmus.plan import Prediction, Strategy
@@ -110,7 +110,7 @@ def trial_timeline(strategy: Strategy, inputs: TrialInputs) -> Timeline:
             return _flat_timeline(ready, inputs)
         case "hierarchical":
             buckets = [_segments(size, strategy, inputs) for size in inputs.known_buckets]
-            return serial_timeline(ready, buckets, inner_compute_s(inputs), inputs.shared_cores)
+            return deferred_timeline(ready, buckets, inner_compute_s(inputs), inputs.shared_cores)
         case "local-steps" | "sharded" | "pipeline":
             raise _not_run(strategy)
 
@@ -129,7 +129,7 @@ def exchange_limit_s(size_bytes: float, regions: int, rate_bytes_per_s: float, r
 
 def exchange_s(size_bytes: float, strategy: Strategy, inputs: TrialInputs) -> float:
     """Seconds of one hierarchical all-reduce of `size_bytes` of fp32 with nothing else going on."""
-    return serial_timeline([0.0], [_segments(size_bytes, strategy, inputs)], 0.0, shared_cores=False).exposed_s
+    return deferred_timeline([0.0], [_segments(size_bytes, strategy, inputs)], 0.0, shared_cores=False).exposed_s
 
 
 def sync_stage(strategy: Strategy, inputs: TrialInputs) -> Stage:
@@ -158,8 +158,8 @@ def _hierarchical(strategy: Strategy, inputs: TrialInputs) -> Prediction:
     stages = [each for size in inputs.known_buckets for each in _segments(size, strategy, inputs)]
     wire_bytes = _wire_bytes(inputs.gradient_bytes, strategy, inputs)
     formula = (
-        f"reduce-scatter in region | {strategy.codec} | swap | all-gather, {len(inputs.known_buckets)} buckets one after "
-        f"another beside the backward pass: step = {show_seconds(timeline.step_s)}; wire W = {show_bytes(wire_bytes)} "
+        f"reduce-scatter in region | {strategy.codec} | swap | all-gather, {len(inputs.known_buckets)} buckets sent "
+        f"beside the backward pass: step = {show_seconds(timeline.step_s)}; wire W = {show_bytes(wire_bytes)} "
         f"at {show_rate(inputs.payload_bytes_per_s)} = {show_seconds(sum(stage.wire_s for stage in stages))}, "
         f"rank's own work {show_seconds(sum(stage.before_s + stage.after_s for stage in stages))}, "
         f"one way {show_seconds(inputs.rtt_s / 2)} a bucket"
