@@ -122,6 +122,13 @@ def test_buckets_follow_each_other_on_the_wire_and_pay_the_way_once() -> None:
     assert predict_trial(HIERARCHICAL, inputs).exposed_s == pytest.approx(1.325967 + 0.009, rel=1e-5)
 
 
+def test_waiting_for_the_slower_region_is_paid_each_exchange_and_evens_out_over_local_steps() -> None:
+    uneven = replace(INPUTS, straggler_s=0.04)
+    for strategy in ALL:
+        more = predict_trial(strategy, uneven).step_s - predict_trial(strategy, INPUTS).step_s
+        assert more == pytest.approx(0.04 / strategy.inner_steps**0.5)
+
+
 def test_unrecorded_buckets_count_as_one() -> None:
     one, none = (replace(INPUTS, buckets=buckets) for buckets in ((16e6,), ()))
     for strategy in ALL:

@@ -4,7 +4,7 @@ speed; no more.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, sqrt
 
 from isthmus.cost.codecs import codec_ratio
 from isthmus.cost.gloo import RingShape, concurrent_rings_s
@@ -51,6 +51,8 @@ class TrialInputs:
             full mesh).
         chunk_bytes: Size of the segments in which a bucket goes through the stages; None for whole buckets.
         shared_cores: Ranks keep all cores busy, so the work on buckets takes turns with the compute.
+        straggler_s: How much longer than compute_s the slower of all regions takes in the same step, WAN off: median
+            over steps of the maximum over regions, less the median step. Optional; 0 for regions in step.
     """
 
     regions: tuple[str, ...]
@@ -69,6 +71,7 @@ class TrialInputs:
     links_per_region: int = 1
     chunk_bytes: float | None = None
     shared_cores: bool = True
+    straggler_s: float = 0.0
 
     @property
     def known_buckets(self) -> tuple[float, ...]:
@@ -150,7 +153,7 @@ def _flat(inputs: TrialInputs) -> Prediction:
         f"at {show_rate(inputs.payload_bytes_per_s)}, two segments of <= 1 MiB in flight, "
         f"one way {show_seconds(inputs.rtt_s / 2)}"
     )
-    return _prediction(inputs, timeline.step_s - inputs.compute_s, wire_bytes, 4.0, formula)
+    return _prediction(inputs, _seen(timeline, inputs), wire_bytes, 4.0, f"{formula}{_straggling(inputs, 1)}")
 
 
 def _hierarchical(strategy: Strategy, inputs: TrialInputs) -> Prediction:
@@ -164,7 +167,7 @@ def _hierarchical(strategy: Strategy, inputs: TrialInputs) -> Prediction:
         f"rank's own work {show_seconds(sum(stage.before_s + stage.after_s for stage in stages))}, "
         f"one way {show_seconds(inputs.rtt_s / 2)} a bucket"
     )
-    return _prediction(inputs, timeline.step_s - inputs.compute_s, wire_bytes, 4.0, formula)
+    return _prediction(inputs, _seen(timeline, inputs), wire_bytes, 4.0, f"{formula}{_straggling(inputs, 1)}")
 
 
 def _local_steps(strategy: Strategy, inputs: TrialInputs) -> Prediction:
@@ -172,7 +175,7 @@ def _local_steps(strategy: Strategy, inputs: TrialInputs) -> Prediction:
     # A delayed sync hides its wire behind d inner steps; the rank's own work shares the cores with them.
     floor = stage.before_s + stage.after_s if inputs.shared_cores else 0.0
     seen = max(floor, stage.total_s - strategy.delay_steps * inputs.compute_s)
-    exposed = blocking_sync_s(seen, strategy.inner_steps)
+    exposed = blocking_sync_s(seen, strategy.inner_steps) + inputs.straggler_s / sqrt(strategy.inner_steps)
     wire_bytes = _wire_bytes(inputs.gradient_bytes, strategy, inputs)
     formula = (
         f"sync C = {show_seconds(stage.total_s)} (W = {show_bytes(wire_bytes)}, {strategy.codec}) every "
@@ -180,7 +183,23 @@ def _local_steps(strategy: Strategy, inputs: TrialInputs) -> Prediction:
         f"exposed = max(rank's work {show_seconds(floor)}, C - d T) / K = {show_seconds(exposed)}"
     )
     # Parameters, gradient, two moments; and the outer optimizer's copy and momentum.
+    formula += _straggling(inputs, strategy.inner_steps)
     return _prediction(inputs, exposed, wire_bytes / strategy.inner_steps, 6.0, formula)
+
+
+def _seen(timeline: Timeline, inputs: TrialInputs) -> float:
+    """What the step takes beyond compute_s: what of the exchange is not hidden, and the wait for the slower region.
+
+    Without a WAN each region goes at its own pace; every exchange makes all wait for the slowest.
+    """
+    return max(0.0, timeline.step_s - inputs.compute_s) + inputs.straggler_s
+
+
+def _straggling(inputs: TrialInputs, inner_steps: int) -> str:
+    """The straggler term in words. Over K independent steps the slower region's lead grows by sqrt(K), a step by 1/sqrt(K)."""
+    if not inputs.straggler_s:
+        return ""
+    return f"; waiting for the slower region {show_seconds(inputs.straggler_s / sqrt(inner_steps))} a step"
 
 
 def _flat_timeline(ready: Sequence[float], inputs: TrialInputs) -> Timeline:
