@@ -128,15 +128,16 @@ class Tunnel:
         self._run, self.folder = run, run.folder
         self._lock = threading.Lock()
         self._ranks: list[subprocess.Popen[Any]] = []
-        # Children die with the thread that made them (PR_SET_PDEATHSIG), so one thread that lasts makes them
-        # all.
+        # A process group of their own keeps Ctrl-C from them, and the common session keeps them in one scheduling group
+        # (autogroup), without which SCHED_IDLE ranks would be the delay line's equals.
+        # Children die with the thread that made them (PR_SET_PDEATHSIG), so one thread that lasts makes them all.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="isthmus-start")
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-P", "-m", "isthmus.emulate.line", str(theirs.fileno())]
         environment = control.own_packages(dict(os.environ)) | {processes.TOKEN: run.token}
         self._line = self._on_starter(
             lambda: subprocess.Popen(
-                command, env=environment, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
+                command, env=environment, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, process_group=0
             )
         )
         theirs.close()
@@ -152,7 +153,7 @@ class Tunnel:
         return node_address(self._order[region], node)
 
     def start(self, region: str, node: int, argv: Sequence[str], **options: Unpack[StartOptions]) -> subprocess.Popen[Any]:
-        """Start a program in a node. It runs below the delay line, in its own session, and dies with this process.
+        """Start a program in a node. It runs below the delay line, in its own process group, and dies with this process.
 
         Where the program cannot be run the process says so on its stderr and exits with 127.
 
@@ -175,7 +176,7 @@ class Tunnel:
         process = self._on_starter(
             lambda: subprocess.Popen(
                 command, env=environment, cwd=options.get("cwd"), stdin=options.get("stdin", subprocess.DEVNULL),
-                stdout=options.get("stdout"), stderr=options.get("stderr"), start_new_session=True,
+                stdout=options.get("stdout"), stderr=options.get("stderr"), process_group=0,
                 pass_fds=(net,) if user is None else (net, user),
             )
         )
