@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.emulate import EmulatedLink, TcpSettings, Tunnel, open_tunnel
-from isthmus.emulate.tunnel import next_hops
+from isthmus.emulate.topology import next_hops
 from isthmus.errors import InputError
 
 LINK = EmulatedLink(between=("west", "east"), rate_bytes_per_s=12.5e6, rtt_s=0.018)

@@ -1,6 +1,5 @@
 """Open a tunnel: nodes to start programs in, links that can be changed while they run, counters to read."""
 
-import heapq
 import os
 import random
 import socket
@@ -16,50 +15,13 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from isthmus.emulate import control, processes, refusal, state
-from isthmus.emulate.link import MTU, LinkSettings, default_queue_bytes
 from isthmus.emulate.network import TcpSettings, node_address
+from isthmus.emulate.topology import WHERE, EmulatedLink, LinkChange, check, check_link, next_hops, settings_of, shown
 from isthmus.errors import InputError, nearest
 
-__all__ = ["EmulatedLink", "LineCounters", "LinkChange", "LinkCounters", "StartOptions", "Tunnel", "open_tunnel"]
+__all__ = ["LineCounters", "LinkCounters", "StartOptions", "Tunnel", "open_tunnel"]
 
-_WHERE = "wind tunnel"
-_LIMIT_REGIONS, _LIMIT_NODES = 64, 200
 _GRACE_S = 2.0  # from SIGTERM to SIGKILL, for all programs together
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmulatedLink:
-    """A link between two regions, the same both ways until `Tunnel.set_link` changes one.
-
-    Attributes:
-        between: Names of the two regions.
-        rate_bytes_per_s: IP bytes per direction; None for no limit.
-        rtt_s: Round trip of the idle link, half of it each way.
-        jitter_s: Peak deviation of the one-way delay; at most half of `rtt_s`.
-        loss: Probability that a wire packet of up to 1,500 bytes is lost, one way, each by itself.
-        queue_bytes: IP bytes that may wait at each end; None means one bandwidth-delay product, 128 KiB at
-            least.
-        up: False cuts it.
-    """
-
-    between: tuple[str, str]
-    rate_bytes_per_s: float | None
-    rtt_s: float
-    jitter_s: float = 0.0
-    loss: float = 0.0
-    queue_bytes: float | None = None
-    up: bool = True
-
-
-class LinkChange(TypedDict, total=False):
-    """What may change on a running link; what is not named stays."""
-
-    rate_bytes_per_s: float | None
-    rtt_s: float
-    jitter_s: float
-    loss: float
-    queue_bytes: float | None
-    up: bool
 
 
 class StartOptions(TypedDict, total=False):
@@ -191,12 +153,12 @@ class Tunnel:
             InputError: There is no such link, or a value no link can have.
         """
         if (src, dst) not in self._links:
-            raise InputError(_WHERE, f"no link joins {src!r} and {dst!r}", f"links: {_shown(self._links)}")
+            raise InputError(WHERE, f"no link joins {src!r} and {dst!r}", f"links: {shown(self._links)}")
         for ends in ((src, dst), (dst, src))[: 1 + both]:
             link = replace(self._links[ends], **change)
-            _check_link(link, self._regions)
+            check_link(link, self._regions)
             self._links[ends] = link
-            self._ask({"do": "set", "src": self._order[ends[0]], "dst": self._order[ends[1]], "settings": _settings(link)})
+            self._ask({"do": "set", "src": self._order[ends[0]], "dst": self._order[ends[1]], "settings": settings_of(link)})
 
     def links(self) -> list[tuple[str, str]]:
         """Both directions of every link."""
@@ -209,7 +171,7 @@ class Tunnel:
             InputError: There is no such link.
         """
         if (src, dst) not in self._links:
-            raise InputError(_WHERE, f"no link joins {src!r} and {dst!r}", f"links: {_shown(self._links)}")
+            raise InputError(WHERE, f"no link joins {src!r} and {dst!r}", f"links: {shown(self._links)}")
         return self._links[src, dst]
 
     def counters(self) -> dict[tuple[str, str], LinkCounters]:
@@ -234,7 +196,7 @@ class Tunnel:
             switches = {name: refusal.setting(name) for name in refusal.SWITCHES}
             raise refusal.explain(answer["refused"], switches)
         if "error" in answer:
-            raise InputError(_WHERE, answer["error"])
+            raise InputError(WHERE, answer["error"])
         descriptors = control.receive_descriptors(self._channel, answer["descriptors"])
         self.congestion, self.fifo, self.rootless = answer["congestion"], answer["fifo"], answer["user"]
         if self.rootless:
@@ -277,9 +239,9 @@ class Tunnel:
 
     def _check_node(self, region: str, node: int) -> None:
         if region not in self._regions:
-            raise InputError(_WHERE, f"no region is called {region!r}", nearest(region, self._regions))
+            raise InputError(WHERE, f"no region is called {region!r}", nearest(region, self._regions))
         if not 0 <= node < self._regions[region]:
-            raise InputError(_WHERE, f"{region} has no node {node}", f"its nodes are 0 to {self._regions[region] - 1}")
+            raise InputError(WHERE, f"{region} has no node {node}", f"its nodes are 0 to {self._regions[region] - 1}")
 
 
 @contextmanager
@@ -299,7 +261,7 @@ def open_tunnel(
         InputError: A link or region that cannot be; this is not Linux; the kernel refuses namespaces (the
             switch that forbids it is named); the congestion control asked for does not exist.
     """
-    _check(nodes, links)
+    check(nodes, links)
     if sys.platform != "linux":
         refusal.probe()
     order = {name: number for number, name in enumerate(nodes)}
@@ -307,7 +269,7 @@ def open_tunnel(
     setup = {
         "nodes": list(nodes.values()),
         "tcp": {name: getattr(tcp or TcpSettings(), name) for name in TcpSettings.__slots__},
-        "links": [{"src": order[src], "dst": order[dst], "settings": _settings(link)} for (src, dst), link in directed],
+        "links": [{"src": order[src], "dst": order[dst], "settings": settings_of(link)} for (src, dst), link in directed],
         "hops": next_hops(len(nodes), {(order[src], order[dst]): link.rtt_s for (src, dst), link in directed}),
         "seed": random.SystemRandom().getrandbits(48) if seed is None else seed,
     }
@@ -321,74 +283,3 @@ def open_tunnel(
             tunnel.close()
     finally:
         run.remove()
-
-
-def next_hops(regions: int, rtt_s: Mapping[tuple[int, int], float]) -> list[list[int | None]]:
-    """`[i][j]`: where region i sends what is meant for region j, by the smallest sum of RTTs; None where no
-    way leads."""
-    table: list[list[int | None]] = []
-    for start in range(regions):
-        first: list[int | None] = [None] * regions
-        best = {start: 0.0}
-        queue: list[tuple[float, int, int | None]] = [(0.0, start, None)]
-        while queue:
-            far, here, via = heapq.heappop(queue)
-            if far > best[here]:
-                continue
-            first[here] = via
-            for (src, dst), rtt in rtt_s.items():
-                if src == here and far + rtt < best.get(dst, float("inf")):
-                    best[dst] = far + rtt
-                    heapq.heappush(queue, (far + rtt, dst, dst if via is None else via))
-        table.append(first)
-    return table
-
-
-def _settings(link: EmulatedLink) -> dict[str, Any]:
-    queue = link.queue_bytes if link.queue_bytes is not None else default_queue_bytes(link.rate_bytes_per_s, link.rtt_s)
-    return control.settings_to(
-        LinkSettings(
-            rate_bytes_per_s=link.rate_bytes_per_s, delay_s=link.rtt_s / 2, jitter_s=link.jitter_s, loss=link.loss,
-            queue_bytes=queue, up=link.up,
-        )
-    )
-
-
-def _check(nodes: Mapping[str, int], links: Sequence[EmulatedLink]) -> None:
-    if not 1 <= len(nodes) <= _LIMIT_REGIONS:
-        raise InputError(_WHERE, f"{len(nodes)} regions, expected 1 to {_LIMIT_REGIONS}")
-    for name, count in nodes.items():
-        if not 1 <= count <= _LIMIT_NODES:
-            raise InputError(_WHERE, f"{name} has {count} nodes, expected 1 to {_LIMIT_NODES}")
-    seen: set[frozenset[str]] = set()
-    for link in links:
-        _check_link(link, nodes)
-        if frozenset(link.between) in seen:
-            raise InputError(_WHERE, f"two links join {link.between[0]} and {link.between[1]}", "merge them into one")
-        seen.add(frozenset(link.between))
-
-
-def _check_link(link: EmulatedLink, nodes: Mapping[str, int]) -> None:
-    name = "-".join(link.between)
-    for end in link.between:
-        if end not in nodes:
-            raise InputError(_WHERE, f"the link {name} ends in {end!r}, which is no region", nearest(end, nodes))
-    faults = {
-        "joins a region to itself": link.between[0] == link.between[1],
-        f"has the rate {link.rate_bytes_per_s} bytes/s, expected more than 0, or None for no limit": (
-            link.rate_bytes_per_s is not None and not 0 < link.rate_bytes_per_s < float("inf")
-        ),
-        f"has the RTT {link.rtt_s} s, expected 0 to 60": not 0 <= link.rtt_s <= 60,
-        f"has the jitter {link.jitter_s} s, expected 0 to half its RTT": not 0 <= link.jitter_s <= link.rtt_s / 2,
-        f"has the loss {link.loss}, expected 0 to 1": not 0 <= link.loss <= 1,
-        f"has a queue of {link.queue_bytes} bytes, expected one packet of {MTU} at least": (
-            link.queue_bytes is not None and not link.queue_bytes >= MTU
-        ),
-    }
-    for fault, present in faults.items():
-        if present:
-            raise InputError(_WHERE, f"the link {name} {fault}")
-
-
-def _shown(links: Mapping[tuple[str, str], EmulatedLink]) -> str:
-    return ", ".join(sorted({"-".join(link.between) for link in links.values()})) or "none"
