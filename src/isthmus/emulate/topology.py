@@ -51,8 +51,7 @@ class LinkChange(TypedDict, total=False):
 
 
 def next_hops(regions: int, rtt_s: Mapping[tuple[int, int], float]) -> list[list[int | None]]:
-    """`[i][j]`: where region i sends what is meant for region j, by the smallest sum of RTTs; None where no
-    way leads."""
+    """`[i][j]`: where region i sends what is meant for region j, by the smallest sum of RTTs; None where no way leads."""
     table: list[list[int | None]] = []
     for start in range(regions):
         first: list[int | None] = [None] * regions
