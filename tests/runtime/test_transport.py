@@ -83,7 +83,9 @@ def test_messages_match_by_tag_in_any_order_whether_asked_for_before_or_after():
         assert use.payload_bytes_sent == heard.payload_bytes_received == sum(sizes)
         assert use.frame_bytes_sent == sum(sizes) + 48 * use.frames_sent == left.wan_bytes_sent()
         assert use.frames_sent == heard.frames_received
-        assert 0 < use.rtt_s_min <= 1 and use.goodput_bytes_per_s > 0 and use.congestion
+        assert 0 < use.rtt_s_min <= 1
+        assert use.goodput_bytes_per_s > 0
+        assert use.congestion
 
 
 def test_both_ways_at_once_over_many_messages_every_byte_arrives():
@@ -217,7 +219,8 @@ def against(impostor, act, timeout_s=10.0):
 def test_a_stranger_is_refused_with_the_reason_and_does_not_stop_the_rail(change, said, capfd):
     error, _ = against(Impostor(free_members(), **change), lambda sock: sock.recv(1000), timeout_s=0.7)
     assert isinstance(error, PeerLostError)
-    assert "waited 0.7 s for r1/0 (0 of 1 streams); refused meanwhile: " in str(error) and said in str(error)
+    assert "waited 0.7 s for r1/0 (0 of 1 streams); refused meanwhile: " in str(error)
+    assert said in str(error)
     assert said in capfd.readouterr().err
 
 
@@ -234,7 +237,8 @@ def test_the_caller_learns_why_it_was_refused(capfd):
     theirs = members.model_copy(update={"regions": [members.regions[0], members.regions[1].model_copy(update={"name": "other"})]})
     results = together(lambda: Rail.open(members, 0, 0, 1, 1.5), lambda: Rail.open(theirs, 1, 0, 1, 1.5))
     assert isinstance(results[0], PeerLostError)
-    assert isinstance(results[1], StrangerError) and "refused other/0: federation" in str(results[1])
+    assert isinstance(results[1], StrangerError)
+    assert "refused other/0: federation" in str(results[1])
 
 
 @pytest.mark.parametrize("place", ["payload", "header"])
@@ -270,7 +274,8 @@ def test_a_corrupt_frame_breaks_the_link_and_is_named(place):
 
     together(use, play)
     said = "bytes 0+1000 of tag 0x5 arrived corrupt" if place == "payload" else "a frame header is corrupt"
-    assert "rail r0/0 to r1/0, stream 0" in result["error"] and said in result["error"]
+    assert "rail r0/0 to r1/0, stream 0" in result["error"]
+    assert said in result["error"]
 
 
 def test_a_peer_that_vanishes_inside_a_frame_is_lost_at_once():
@@ -292,7 +297,8 @@ def test_a_peer_that_vanishes_inside_a_frame_is_lost_at_once():
 
     started_s = time.monotonic()
     error = together(use, play)[0]
-    assert isinstance(error, PeerLostError) and "inside a frame of tag 0x5" in str(error)
+    assert isinstance(error, PeerLostError)
+    assert "inside a frame of tag 0x5" in str(error)
     assert time.monotonic() - started_s < 5.0
 
 

@@ -13,6 +13,7 @@ A block with an infinity or a NaN decodes to non-finite values: it is not hidden
 Source of int4: QSGD (Alistarh et al., NeurIPS 2017), with max-norm blocks.
 """
 
+import threading
 from collections.abc import Iterator
 from typing import assert_never
 
@@ -27,6 +28,7 @@ BLOCK_ELEMENTS = 256
 _TILE_ELEMENTS = 1 << 16
 _HALF = BLOCK_ELEMENTS // 2
 _SCALE_MIN = 1e-37
+_scratch = threading.local()
 
 
 def encoded_bytes(codec: CodecName, elements: int) -> int:
@@ -65,9 +67,7 @@ def encode(
     _check(codec, values, out)
     match codec:
         case "none":
-            out.copy_(values.view(torch.uint8)) if residual is None else torch.add(
-                values, residual, out=out.view(torch.float32)
-            )
+            out.copy_(values.view(torch.uint8)) if residual is None else torch.add(values, residual, out=out.view(torch.float32))
             if residual is not None:
                 residual.zero_()
         case "bf16":
@@ -104,9 +104,7 @@ def decode(codec: CodecName, data: torch.Tensor, out: torch.Tensor) -> None:
 
 def _check(codec: CodecName, values: torch.Tensor, data: torch.Tensor) -> None:
     if values.dtype != torch.float32 or values.dim() != 1 or not values.is_contiguous():
-        raise TypeError(
-            f"codecs take contiguous float32 of shape (n,), not {values.dtype} {tuple(values.shape)}"
-        )
+        raise TypeError(f"codecs take contiguous float32 of shape (n,), not {values.dtype} {tuple(values.shape)}")
     if data.dtype != torch.uint8 or data.numel() != encoded_bytes(codec, values.numel()):
         raise TypeError(
             f"{codec} of {values.numel()} elements is {encoded_bytes(codec, values.numel())} bytes of uint8, "
@@ -139,12 +137,10 @@ def _encode_bf16(values: torch.Tensor, out: torch.Tensor, residual: torch.Tensor
         residual.nan_to_num_(0.0, 0.0, 0.0)
 
 
-def _encode_blocks(
-    values: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None, noise: np.random.SFC64 | None
-) -> None:
+def _encode_blocks(values: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None, noise: np.random.SFC64 | None) -> None:
     levels = 127.0 if noise is None else 7.0
     all_scales, codes = _split(out, values.numel())
-    scratch = torch.empty(min(_TILE_ELEMENTS, values.numel()))
+    scratch = _tile_scratch()
     for start, stop, width in _tiles(values.numel()):
         tile = values[start:stop]
         if residual is not None:
@@ -156,29 +152,32 @@ def _encode_blocks(
         scales[scales < _SCALE_MIN] = 0.0
         torch.mul(tile, (1.0 / scales).nan_to_num_(posinf=0.0).unsqueeze(1), out=quotient)
         if noise is not None:
-            raw = torch.from_numpy(noise.random_raw(-(-quotient.numel() // 4)).view(np.int16))[
-                : quotient.numel()
-            ]
+            raw = torch.from_numpy(noise.random_raw(-(-quotient.numel() // 4)).view(np.int16))[: quotient.numel()]
             quotient.add_(raw.view(quotient.shape), alpha=2.0**-16)
         quotient.round_().clamp_(-levels, levels)
-        if noise is None:
-            codes[start:stop].view(torch.int8).view(-1, width).copy_(quotient)
-        else:
-            _pack(quotient, codes[start // 2 : -(-stop // 2)].view(quotient.shape[0], -1))
         if residual is not None:
             tile.addcmul_(quotient, scales.unsqueeze(1), value=-1.0)
             if not torch.isfinite(scales).all():
                 tile.nan_to_num_(0.0, 0.0, 0.0)
+        if noise is None:
+            codes[start:stop].view(torch.int8).view(-1, width).copy_(quotient)
+        else:
+            _pack(quotient, codes[start // 2 : -(-stop // 2)].view(quotient.shape[0], -1))
+
+
+def _tile_scratch() -> torch.Tensor:
+    """A thread's own float32 tile: fresh memory for every call would cost as much as the arithmetic."""
+    if not hasattr(_scratch, "tile"):
+        _scratch.tile = torch.empty(_TILE_ELEMENTS)
+    return _scratch.tile
 
 
 def _pack(levels: torch.Tensor, out: torch.Tensor) -> None:
+    """Two levels a byte, each + 8; `levels` is used up."""
     half = out.shape[1]
-    high = levels[:, half:]
-    packed = levels[:, :half].add(136.0 if high.shape[1] == half else 8.0)
-    packed[:, : high.shape[1]].add_(high, alpha=16.0)
-    if high.shape[1] != half:
-        packed[:, : high.shape[1]].add_(128.0)
-    out.copy_(packed)
+    low, high = levels[:, :half].add_(8.0), levels[:, half:]
+    low[:, : high.shape[1]].add_(high, alpha=16.0).add_(128.0)
+    out.copy_(low)
 
 
 def _unpack(codes: torch.Tensor, out: torch.Tensor) -> None:
