@@ -7,12 +7,14 @@ The limit is what no all-reduce of full precision can beat: every byte of the te
     W x 8 / (rate x 1448 / 1500) + RTT / 2
 
 W = tensor bytes, rate counts IP bytes at MTU 1500 (TCP carries 1448 of 1500). Both ways run in the same ranks, over the
-same link, in turns; figures are medians of the times from a common start until the last of the four ranks has finished.
+same link, in turns; rails are paced to the rate of the link, which the fabric states. Figures are medians of the times from
+a common start until the last of the four ranks has finished.
 `cold` is the first call on fresh connections, `idle` the first after 30 s without traffic.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -23,7 +25,6 @@ from typing import Any
 
 REGIONS = {"shenzhen": 2, "shanghai": 2}
 ENDS = ("shenzhen", "shanghai")
-GOALS = {"16 MB": 16_000_000, "64 MB": 64_000_000}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,48 +104,77 @@ class Ranks:
 
 def run_rank(streams: int, rate_bytes_per_s: float | None) -> None:
     """One rank: obey the commands on stdin."""
-    import torch
-    import torch.distributed as dist
-
-    from isthmus.runtime.environment import read_environment, split_address
-    from isthmus.runtime.hashing import fingerprint
-    from isthmus.runtime.hierarchical import HierarchicalReducer
-    from isthmus.runtime.transport import Rail, RailOptions
-
-    torch.set_num_threads(1)
-    place = read_environment()
-    assert place.members is not None and place.members.flat_master is not None
-    host, port = split_address(place.members.flat_master)
-    dist.init_process_group("gloo", init_method=f"tcp://{host}:{port}", rank=place.global_rank, world_size=place.global_size)
-    groups = [dist.new_group(list(range(region * 2, region * 2 + 2))) for region in range(place.regions)]
-    group = groups[place.region_index]
-    rail = Rail.open(place.members, place.region_index, place.rank, streams, 60.0, RailOptions(congestion="", rate_bytes_per_s=rate_bytes_per_s))
-    reducers = {codec: HierarchicalReducer(group, rail, codec) for codec in ("none", "bf16", "int8", "int4")}
-    tensors: dict[int, torch.Tensor] = {}
+    rank = Rank(streams, rate_bytes_per_s)
     print(json.dumps({"end": 0.0, "found": None}), flush=True)
     for line in sys.stdin:
         command = json.loads(line)
-        found: Any = None
-        size = command.get("size_bytes", 4)
-        if size not in tensors:
-            tensors = {size: torch.randn(size // 4)}
-        tensor = tensors[size]
+        rank.take(command.get("size_bytes", 4))
         time.sleep(max(0.0, command["at"] - time.monotonic()))
-        match command["do"]:
-            case "hierarchical":
-                reducers[command.get("codec", "none")].all_reduce_(tensor, 1)
-            case "flat":
-                dist.all_reduce(tensor)
-                tensor.mul_(1 / place.global_size)
-            case "hash":
-                found = f"{fingerprint([tensor]):016x}"
-            case "links":
-                found = {name: asdict(use) for name, use in rail.counters().items()}
+        found = rank.obey(command["do"], command.get("codec", "none"))
         print(json.dumps({"end": time.monotonic(), "found": found}), flush=True)
-    rail.close()
+    rank.rail.close()
 
 
-def run_case(case: Case) -> list[dict[str, Any]]:
+class Rank:
+    """A rank's groups, its rail, and the tensor that is being reduced."""
+
+    def __init__(self, streams: int, rate_bytes_per_s: float | None) -> None:
+        import torch
+        import torch.distributed as dist
+
+        from isthmus.runtime.environment import read_environment, split_address
+        from isthmus.runtime.hierarchical import HierarchicalReducer
+        from isthmus.runtime.transport import Rail, RailOptions
+
+        torch.set_num_threads(1)
+        place = read_environment()
+        assert place.members is not None
+        assert place.members.flat_master is not None
+        host, port = split_address(place.members.flat_master)
+        self.ranks, self.number = place.global_size, place.global_rank
+        dist.init_process_group("gloo", init_method=f"tcp://{host}:{port}", rank=self.number, world_size=self.ranks)
+        groups = [dist.new_group(list(range(region * 2, region * 2 + 2))) for region in range(place.regions)]
+        options = RailOptions(congestion="", rate_bytes_per_s=rate_bytes_per_s)
+        self.rail = Rail.open(place.members, place.region_index, place.rank, streams, 60.0, options)
+        group = groups[place.region_index]
+        self.reducers = {codec: HierarchicalReducer(group, self.rail, codec) for codec in ("none", "bf16", "int8", "int4")}
+        self.tensor = self.kept = torch.empty(0)
+
+    def take(self, size_bytes: int) -> None:
+        """Have a tensor of that size, with values of this rank's own when it is a new one."""
+        import torch
+
+        if self.tensor.nbytes != size_bytes and size_bytes > 4:
+            self.tensor = torch.empty(size_bytes // 4)
+            self.obey("refill", "none")
+
+    def obey(self, do: str, codec: str) -> Any:
+        """Carry out one command; what it found, if anything."""
+        import torch
+        import torch.distributed as dist
+
+        from isthmus.runtime.hashing import fingerprint
+
+        match do:
+            case "hierarchical":
+                self.reducers[codec].all_reduce_(self.tensor, 1)
+            case "flat":
+                dist.all_reduce(self.tensor)
+                self.tensor.mul_(1 / self.ranks)
+            case "refill":
+                self.tensor.normal_(generator=torch.Generator().manual_seed(self.number))
+            case "keep":
+                self.kept = self.tensor.clone()
+            case "difference":
+                return float((self.tensor - self.kept).abs().max())
+            case "hash":
+                return f"{fingerprint([self.tensor]):016x}"
+            case "links":
+                return {name: asdict(use) for name, use in self.rail.counters().items()}
+        return None
+
+
+def run_case(case: Case, only_bytes: int | None = None) -> list[dict[str, Any]]:
     """All sizes of one case: rows of figures."""
     from isthmus.emulate import EmulatedLink, TcpSettings, open_tunnel
     from isthmus.runtime.transport_shape import choose_streams
@@ -152,7 +182,7 @@ def run_case(case: Case) -> list[dict[str, Any]]:
     link = EmulatedLink(between=ENDS, rate_bytes_per_s=case.rate_bytes_per_s, rtt_s=case.rtt_s, loss=case.loss)
     streams = choose_streams(case.rate_bytes_per_s, case.rtt_s, rails=2)
     rows = []
-    for size in case.sizes_bytes:
+    for size in case.sizes_bytes if only_bytes is None else (only_bytes,):
         with open_tunnel(REGIONS, [link], tcp=TcpSettings(congestion=case.congestion)) as tunnel:
             ranks = Ranks(tunnel, streams, case.rate_bytes_per_s / 2)
             rows.append(measure(case, size, streams, tunnel, ranks))
@@ -176,10 +206,11 @@ def measure(case: Case, size: int, streams: int, tunnel: Any, ranks: Ranks) -> d
         ranks.ask(do="hierarchical", codec=codec, size_bytes=size)
         wire[codec] = tunnel.counters()[ENDS].wire_bytes - before
     idle = {}
+    time.sleep(case.idle_s)
     for way in warm:
-        time.sleep(case.idle_s)
         idle[way] = ranks.ask(do=way, size_bytes=size)[0]
-    ranks.ask(do="hierarchical", size_bytes=size)
+    for command in ("refill", "flat", "keep", "refill", "hierarchical"):
+        ranks.ask(do=command, size_bytes=size)
     hashes = set(ranks.ask(do="hash", size_bytes=size)[1])
     links = ranks.ask(do="links")[1][0]
     bytes_s, latency_s = limit_s(case, size)
@@ -187,7 +218,8 @@ def measure(case: Case, size: int, streams: int, tunnel: Any, ranks: Ranks) -> d
         "case": case.name, "size_bytes": size, "goal": case.goal, "streams": streams, "congestion": tunnel.congestion,
         "bytes_s": bytes_s, "latency_s": latency_s, "limit_s": bytes_s + latency_s, "warm": warm, "cold": cold, "idle": idle,
         "median": {way: statistics.median(seconds) for way, seconds in warm.items()}, "wire_bytes": wire,
-        "bit_identical": len(hashes) == 1, "link": next(iter(links.values())),
+        "bit_identical": len(hashes) == 1, "difference": max(ranks.ask(do="difference", size_bytes=size)[1]),
+        "load_average": os.getloadavg()[0], "link": next(iter(links.values())),
         "late_p99_s": tunnel.counters()[ENDS].late_p99_s,
     }
 
@@ -205,9 +237,11 @@ def show(row: dict[str, Any]) -> None:
     wire = row["wire_bytes"]
     print("  wire bytes one way / tensor: " + ", ".join(f"{way} {count / row['size_bytes']:.4f}" for way, count in wire.items())
           + f"; int4 / fp32 {wire['int4'] / wire['hierarchical']:.4f}")
-    print(f"  goal <= {row['goal']:g} x: {'met' if median['hierarchical'] <= row['goal'] * limit else 'MISSED'}; bits equal on all "
-          f"ranks: {row['bit_identical']}; {row['link']['retransmits']} retransmits; delay line late p99 "
-          f"{row['late_p99_s'] * 1e3:.2f} ms", flush=True)
+    verdict = "met" if median["hierarchical"] <= row["goal"] * limit else "MISSED"
+    print(f"  goal <= {row['goal']:g} x: {verdict}; bits equal on all ranks: {row['bit_identical']}; largest difference to "
+          f"gloo's mean {row['difference']:.1e}; {row['link']['retransmits']} retransmits on rail 0")
+    print(f"  delay line late p99 {row['late_p99_s'] * 1e3:.2f} ms; load average {row['load_average']:.1f} on "
+          f"{os.cpu_count()} cores", flush=True)
 
 
 def main() -> int:
@@ -215,6 +249,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one small case, for CI")
     parser.add_argument("--case", action="append", help="run only cases whose name contains this")
+    parser.add_argument("--mb", type=float, help="run only this size, in 10^6 bytes")
     parser.add_argument("--json", type=Path, help="write all figures there")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -224,7 +259,7 @@ def main() -> int:
     rows = []
     for case in QUICK if arguments.quick else CASES:
         if arguments.case is None or any(part in case.name for part in arguments.case):
-            for row in run_case(case):
+            for row in run_case(case, None if arguments.mb is None else int(arguments.mb * 1e6)):
                 show(row)
                 rows.append(row)
     if arguments.json:

@@ -30,7 +30,8 @@ def normal(size, seed=0):
 @pytest.mark.parametrize(
     ("codec", "elements", "size"),
     # int8 and int4: one scale of 4 bytes for each begun block of 256, then 1 or 1/2 byte an element.
-    [("none", 257, 1028), ("bf16", 257, 514), ("int8", 257, 265), ("int4", 257, 137), ("int4", 512, 264), ("int8", 0, 0), ("int4", 1, 5)],
+    [("none", 257, 1028), ("bf16", 257, 514), ("int8", 257, 265), ("int8", 0, 0),
+     ("int4", 257, 137), ("int4", 512, 264), ("int4", 1, 5)],
 )
 def test_encoded_sizes_follow_the_formula(codec, elements, size):
     assert encoded_bytes(codec, elements) == size

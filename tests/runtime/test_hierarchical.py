@@ -64,7 +64,7 @@ for round in range(3):
     hashes.append(fingerprint(tensors))
     if round == 0:
         mean = sum(values(r, k) for r in range(regions) for k in range(ranks)) / (regions * ranks)
-        error = float((tensors[0] - mean).abs().max()) if size else 0.0
+        error = float((tensors[0] - mean).abs().max())
 # Undoing: from the same state the same bits, codec noise and residuals included.
 state = reducer.state_dict()
 first = values(region, rank)
@@ -79,7 +79,8 @@ reducer.between_regions = False
 inside = values(region, rank)
 reducer.all_reduce_(inside, 0)
 own = sum(values(region, k) for k in range(ranks)) / ranks
-say(hashes=hashes, error=error, undone=fingerprint([first]) == fingerprint([second]), inside=float((inside - own).abs().max()) if size else 0.0)
+undone, inside = fingerprint([first]) == fingerprint([second]), float((inside - own).abs().max())
+say(hashes=hashes, error=error, undone=undone, inside=inside)
 rail.close()
 """
 
@@ -89,7 +90,8 @@ class Ranks:
 
     def __init__(self, regions, ranks, **job):
         with contextlib.ExitStack() as stack:
-            ports = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(regions * (ranks + 1))]
+            servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(regions * (ranks + 1))]
+            ports = [server.getsockname()[1] for server in servers]
         listed = [{"name": f"r{region}", "rails": [f"127.0.0.1:{ports[region * ranks + rank]}" for rank in range(ranks)]}
                   for region in range(regions)]
         job = {"members": {"regions": listed}, "ranks": ranks, "timeout_s": 60.0, "codec": "none"} | job

@@ -58,7 +58,11 @@ def measure_region_copy(group: dist.ProcessGroup, size_bytes: int = 1 << 22) -> 
     ranks = dist.get_world_size(group)
     source = torch.zeros(size_bytes // 4 // ranks * ranks)
     target = torch.empty_like(source)
-    seconds = _median_s(lambda: dist.all_to_all_single(target, source, group=group))
+
+    def swap() -> None:
+        dist.all_to_all_single(target, source, group=group)
+
+    seconds = _median_s(swap)
     return source.nbytes * (ranks - 1) / ranks / seconds
 
 

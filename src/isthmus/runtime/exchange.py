@@ -178,7 +178,8 @@ class Exchange:
 
     def _weighted_sum(self, vectors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """sum(w x) * scale into `out`, which may be one of `vectors` when there are at most two."""
-        terms = [vector if weight == 1.0 else torch.mul(vector, weight) for vector, weight in zip(vectors, self._weights, strict=True)]
+        pairs = zip(vectors, self._weights, strict=True)
+        terms = [vector if weight == 1.0 else torch.mul(vector, weight) for vector, weight in pairs]
         if len(terms) == 1:
             out.copy_(terms[0])
         else:

@@ -61,7 +61,8 @@ class HierarchicalReducer:
         options: ReducerOptions | None = None,
     ) -> None:
         """`region_group` is a gloo group for this reducer alone (None: one rank a region); `rail` None: one region."""
-        self._group, self._rail, self._codec = region_group, rail, codec
+        self._group, self._rail = region_group, rail
+        self._codec: CodecName = codec
         self._options = options or ReducerOptions()
         self._ranks = 1 if region_group is None else dist.get_world_size(region_group)
         self._rank = 0 if region_group is None else dist.get_rank(region_group)

@@ -37,6 +37,8 @@ from isthmus.runtime.transport_open import Opening, open_streams
 __all__ = ["LinkUse", "Rail", "RailOptions", "Ticket"]
 
 PAYLOAD = 1448 / 1500  # of an IP packet, at the usual MTU and with TCP time stamps
+# Paced at exactly the share, a stream that once fell behind never catches up and the link runs short; with this much more
+# the queue grows by a tenth of the rate at most until the congestion control holds it.
 PACE = 1.1
 Buffer = torch.Tensor | memoryview | bytearray | bytes
 
