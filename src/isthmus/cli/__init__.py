@@ -36,6 +36,8 @@ Examples:
 
 def main() -> None:
     """Run the command line; the two errors a user can act on end without a traceback."""
+    # A polite kill unwinds like Ctrl-C, so that what a command started is ended and removed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _run(sys.argv[1:])
     except InputError as error:
@@ -51,15 +53,15 @@ def main() -> None:
 
 
 def _run(arguments: list[str]) -> None:
-    match arguments:
-        case [] | ["--help" | "-h" | "help", *_]:
-            print(_help())
-        case ["--version", *_]:
-            print(f"isthmus {__version__}")
-        case [name, *rest]:
-            if name not in COMMANDS:
-                raise InputError("isthmus", f"unknown command {name!r}", nearest(name, COMMANDS))
-            _run_command(name, rest)
+    name = arguments[0] if arguments else "--help"
+    if name in {"--help", "-h", "help"}:
+        print(_help())
+    elif name == "--version":
+        print(f"isthmus {__version__}")
+    elif name in COMMANDS:
+        _run_command(name, arguments[1:])
+    else:
+        raise InputError("isthmus", f"unknown command {name!r}", nearest(name, COMMANDS))
 
 
 def _help() -> str:
