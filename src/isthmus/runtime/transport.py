@@ -130,7 +130,8 @@ class Rail:
             region_index: Number of this rank's region in `members`.
             rail_index: This rank's number in its region.
             streams: TCP connections to each other region; see `transport_shape.choose_streams`.
-            timeout_s: To open; then, silence after which a peer counts as lost while something is expected of it.
+            timeout_s: To open; then, silence after which a peer counts as lost while something is expected of it, or
+                while it takes nothing. Must exceed the time by which one region may lag behind another.
             options: Congestion control, chunk size and memory; None takes the defaults.
 
         Raises:
@@ -259,6 +260,9 @@ class _Link:
             self.fail(error)
         except OSError as error:
             self.fail(PeerLostError(f"{self.name}: stream {number} broke: {error.strerror or error}"))
+        except Exception as error:  # our bug; it must still not leave anybody waiting
+            self.fail(RailError(f"{self.name}: stream {number} failed: {error!r}"))
+            raise
 
     def _send(self, number: int) -> None:
         stream, counts = self.streams[number], self.sent[number]
