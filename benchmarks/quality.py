@@ -41,9 +41,23 @@ def strategies(inner_steps: int, outer: Outer) -> dict[str, Strategy]:
 
 def command(options: argparse.Namespace, seed: int, steps: int, eval_every: int) -> list[str]:
     return [
-        sys.executable, "-m", "isthmus.runtime.demo_train", "--preset", options.preset, "--steps", str(steps),
-        "--batch", str(options.batch), "--seed", str(seed), "--lr", str(options.lr), "--eval-every", str(eval_every),
-        "--eval-windows", str(options.eval_windows),
+        sys.executable,
+        "-m",
+        "isthmus.runtime.demo_train",
+        "--preset",
+        options.preset,
+        "--steps",
+        str(steps),
+        "--batch",
+        str(options.batch),
+        "--seed",
+        str(seed),
+        "--lr",
+        str(options.lr),
+        "--eval-every",
+        str(eval_every),
+        "--eval-windows",
+        str(options.eval_windows),
     ]
 
 
@@ -56,20 +70,31 @@ def train(strategy: Strategy, argv: list[str], timeout_s: float) -> dict[str, An
             codes = run.wait(timeout_s)
             if any(codes.values()):
                 raise SystemExit(f"a rank failed: {codes}\n{run.output()}")
-            return gathered(run.lines("shenzhen", 0, "eval"), run.lines("shenzhen", 0, "end"), run.lines("shanghai", 0, "end"),
-                            run.lines("shenzhen", 0, "step"), run.lines("shenzhen", 0, "start"), time.monotonic() - begun)
+            return gathered(
+                run.lines("shenzhen", 0, "eval"),
+                run.lines("shenzhen", 0, "end"),
+                run.lines("shanghai", 0, "end"),
+                run.lines("shenzhen", 0, "step"),
+                run.lines("shenzhen", 0, "start"),
+                time.monotonic() - begun,
+            )
         finally:
             run.kill()
 
 
-def gathered(evals: list[Any], end: list[Any], other: list[Any], steps: list[Any], first: list[Any], wall_s: float) -> dict[str, Any]:
+def gathered(
+    evals: list[Any], end: list[Any], other: list[Any], steps: list[Any], first: list[Any], wall_s: float
+) -> dict[str, Any]:
     if end[-1]["hash"] != other[-1]["hash"]:
         raise SystemExit(f"the regions ended with different parameters: {end[-1]['hash']} and {other[-1]['hash']}")
     return {
         "final_loss": evals[-1]["loss"] if evals else None,
         "losses": [[row["tokens"], row["loss"]] for row in evals],
-        "hash": end[-1]["hash"], "steps": end[-1]["steps"], "parameters": first[0]["params"],
-        "wan_bytes_per_step": steps[-1]["wan_bytes"] / len(steps), "wall_s": wall_s,
+        "hash": end[-1]["hash"],
+        "steps": end[-1]["steps"],
+        "parameters": first[0]["params"],
+        "wan_bytes_per_step": steps[-1]["wan_bytes"] / len(steps),
+        "wall_s": wall_s,
     }
 
 
@@ -78,8 +103,18 @@ def emulated_hash(strategy: Strategy, argv: list[str]) -> str:
     from isthmus.emulate import EmulatedLink, open_tunnel
     from isthmus.trial.launch import RunSpec, start_ranks
 
-    link = EmulatedLink(between=("shenzhen", "shanghai"), rate_bytes_per_s=12.5e6, rtt_s=0.018, jitter_s=0.0, loss=0.0, queue_bytes=None)
-    with tempfile.TemporaryDirectory(prefix="isthmus-quality-") as folder, open_tunnel(nodes=REGIONS, links=[link]) as tunnel:
+    link = EmulatedLink(
+        between=("shenzhen", "shanghai"),
+        rate_bytes_per_s=12.5e6,
+        rtt_s=0.018,
+        jitter_s=0.0,
+        loss=0.0,
+        queue_bytes=None,
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="isthmus-quality-") as folder,
+        open_tunnel(nodes=REGIONS, links=[link]) as tunnel,
+    ):
         plan = Path(folder) / "plan.yaml"
         save_plan(lone_plan(strategy), plan)
         spec = RunSpec(folder=Path(folder) / "run", nodes=REGIONS, plan=plan, blocks="", command=tuple(argv))
@@ -96,11 +131,17 @@ def emulated_hash(strategy: Strategy, argv: list[str]) -> str:
 def load(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Results so far; those of another configuration are refused."""
     if not path.exists():
-        return {"config": config, "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
-                "runs": {}, "equal": None}
+        return {
+            "config": config,
+            "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
+            "runs": {},
+            "equal": None,
+        }
     results = json.loads(path.read_text())
     if results["config"] != config:
-        raise SystemExit(f"{path} holds results of another configuration:\n  {results['config']}\nremove it, or give another --out")
+        raise SystemExit(
+            f"{path} holds results of another configuration:\n  {results['config']}\nremove it, or give another --out"
+        )
     return results
 
 
@@ -113,15 +154,18 @@ def store(path: Path, results: dict[str, Any]) -> None:
 
 def differences(runs: dict[str, Any], way: str) -> list[float]:
     """Relative to fp32 with the same seed; positive is worse."""
-    return [runs[f"{way}-{seed}"]["final_loss"] / runs[f"fp32-{seed}"]["final_loss"] - 1.0 for seed in SEEDS
-            if f"{way}-{seed}" in runs and f"fp32-{seed}" in runs]
+    return [
+        runs[f"{way}-{seed}"]["final_loss"] / runs[f"fp32-{seed}"]["final_loss"] - 1.0
+        for seed in SEEDS
+        if f"{way}-{seed}" in runs and f"fp32-{seed}" in runs
+    ]
 
 
 def report(results: dict[str, Any], names: dict[str, str]) -> bool:
     """Print the table; whether everything was run and both limits hold."""
     runs, good = results["runs"], True
     print(f"held-out loss, nats per byte, after {results['config']['steps']} steps ({results['machine']})")
-    print(f"{'way':24} {'seeds':>24} {'mean':>8} {'spread':>8} {'to fp32':>18} {'limit':>6} {'WAN B/step':>11}")
+    print(f"{'way':24} {'seeds':>24} {'mean':>8} {'spread':>8} {'to fp32':>26} {'limit':>6} {'WAN B/step':>11}")
     for way, name in names.items():
         done = [runs[f"{way}-{seed}"] for seed in SEEDS if f"{way}-{seed}" in runs]
         losses = [run["final_loss"] for run in done]
@@ -134,15 +178,20 @@ def report(results: dict[str, Any], names: dict[str, str]) -> bool:
             good = good and holds
         spread = f"{max(losses) - min(losses):.4f}" if losses else "-"
         gap = f"{statistics.mean(gaps):+.2%} ({min(gaps):+.2%}..{max(gaps):+.2%})" if gaps and way != "fp32" else ""
-        print(f"{name:24} {' '.join(f'{loss:.4f}' for loss in losses):>24} {statistics.mean(losses) if losses else float('nan'):8.4f} "
-              f"{spread:>8} {gap:>18} {verdict:>6} {done[0]['wan_bytes_per_step'] if done else 0:11.0f}")
+        mean = statistics.mean(losses) if losses else float("nan")
+        sent = done[0]["wan_bytes_per_step"] if done else 0
+        seeds = " ".join(f"{loss:.4f}" for loss in losses)
+        print(f"{name:24} {seeds:>24} {mean:8.4f} {spread:>8} {gap:>26} {verdict:>6} {sent:11.0f}")
         good = good and complete
     equal = results["equal"]
     if equal is None:
         print(f"emulated and plain fp32 bit-equal for {EQUAL_STEPS} steps: not shown")
     else:
         same = equal["plain"] == equal["emulated"]
-        print(f"emulated and plain fp32 bit-equal for {EQUAL_STEPS} steps: {'yes' if same else 'NO'} ({equal['plain']}, {equal['emulated']})")
+        print(
+            f"emulated and plain fp32 bit-equal for {EQUAL_STEPS} steps: {'yes' if same else 'NO'} "
+            f"({equal['plain']}, {equal['emulated']})"
+        )
         good = good and same
     return good
 
@@ -168,8 +217,19 @@ def main() -> None:
     options = parse()
     outer = Outer(lr=options.outer_lr, momentum=options.outer_momentum, nesterov=options.outer_momentum > 0)
     ways = strategies(options.inner_steps, outer)
-    config = {name: getattr(options, name) for name in ("steps", "preset", "batch", "lr", "eval_windows", "inner_steps",
-                                                        "outer_lr", "outer_momentum")}
+    config = {
+        name: getattr(options, name)
+        for name in (
+            "steps",
+            "preset",
+            "batch",
+            "lr",
+            "eval_windows",
+            "inner_steps",
+            "outer_lr",
+            "outer_momentum",
+        )
+    }
     results, left = load(options.out, config), options.max_runs
     for seed in SEEDS:
         for way, strategy in ways.items():
@@ -183,7 +243,11 @@ def main() -> None:
     if results["equal"] is None and not options.no_emulation:
         argv = command(options, 0, EQUAL_STEPS, 0)
         plain = train(ways["fp32"], argv, timeout_s=240)["hash"]
-        results["equal"] = {"plain": plain, "emulated": emulated_hash(ways["fp32"], argv), "steps": EQUAL_STEPS}
+        results["equal"] = {
+            "plain": plain,
+            "emulated": emulated_hash(ways["fp32"], argv),
+            "steps": EQUAL_STEPS,
+        }
         store(options.out, results)
     sys.exit(0 if report(results, {way: strategy.name for way, strategy in ways.items()}) else 1)
 

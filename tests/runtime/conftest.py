@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from isthmus.plan import Strategy
 from isthmus.runtime.loopback import prepare
 
@@ -46,14 +47,31 @@ class Nursery:
     def __init__(self, process: "subprocess.Popen[str]", folder: Path) -> None:
         self._process, self._folder, self._runs = process, folder, 0
 
-    def run(self, strategy: Strategy, *, regions: dict[str, int] | None = None, blocks: str = "", timeout_s: float = 90.0,
-            **options: Any) -> Outcome:
+    def run(
+        self,
+        strategy: Strategy,
+        *,
+        regions: dict[str, int] | None = None,
+        blocks: str = "",
+        timeout_s: float = 90.0,
+        **options: Any,
+    ) -> Outcome:
         self._runs += 1
         folder = self._folder / str(self._runs)
         environments = prepare(regions or {"east": 2, "west": 2}, strategy, folder)
-        ranks = [{"environment": {**environment, "ISTHMUS_BLOCKS": blocks}, "log": str(folder / f"{region}-{rank}.log")}
-                 for (region, rank), environment in environments.items()]
-        order = {"scenario": "train", "ranks": ranks, "options": {"steps": 10, "batch": 6, **options}, "timeout_s": timeout_s}
+        ranks = [
+            {
+                "environment": {**environment, "ISTHMUS_BLOCKS": blocks},
+                "log": str(folder / f"{region}-{rank}.log"),
+            }
+            for (region, rank), environment in environments.items()
+        ]
+        order = {
+            "scenario": "train",
+            "ranks": ranks,
+            "options": {"steps": 10, "batch": 6, **options},
+            "timeout_s": timeout_s,
+        }
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(order) + "\n")
@@ -63,7 +81,9 @@ class Nursery:
         saved = [log.with_suffix(".pt") for log in logs]
         lines = [folder / "metrics" / f"{log.stem}.jsonl" for log in logs]
         return Outcome(
-            answer["codes"], answer["seconds"], [f"--- {log.stem}\n{log.read_text()}" for log in logs],
+            answer["codes"],
+            answer["seconds"],
+            [f"--- {log.stem}\n{log.read_text()}" for log in logs],
             [torch.load(path, weights_only=True) for path in saved if path.exists()],
             [[json.loads(line) for line in path.read_text().splitlines()] if path.exists() else [] for path in lines],
         )
@@ -71,8 +91,12 @@ class Nursery:
 
 @pytest.fixture(scope="session")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    process = subprocess.Popen([sys.executable, str(Path(__file__).with_name("nursery.py"))], stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("nursery.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     with process:
         yield Nursery(process, tmp_path_factory.mktemp("nursery"))
         assert process.stdin is not None

@@ -13,11 +13,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import isthmus.runtime  # noqa: F401 - loaded once, before forking
 import torch
-from isthmus.runtime.cluster import Cluster, join
 from torch import nn
 from torch.utils.data import TensorDataset
+
+import isthmus.runtime  # noqa: F401 - loaded once, before forking
+from isthmus.runtime.cluster import Cluster, join
 
 
 class Crossed(nn.Module):

@@ -1,12 +1,21 @@
 """The measurement schedule: its text, its blocks, and the count of steps through them."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from isthmus.errors import InputError
 from isthmus.runtime.blocks import Pace, Schedule, lay_out, parse_schedule
 
-schedules = st.builds(Schedule, warmup=st.integers(0, 30), on=st.integers(1, 30), off=st.integers(0, 20), repeats=st.integers(1, 5))
+schedules = st.builds(
+    Schedule,
+    warmup=st.integers(0, 30),
+    on=st.integers(1, 30),
+    off=st.integers(0, 20),
+    repeats=st.integers(1, 5),
+)
 
 
 def test_the_written_schedule_is_read() -> None:
@@ -39,8 +48,10 @@ def test_a_malformed_schedule_is_refused_in_words(text: str, found: str) -> None
 def test_blocks_alternate_and_training_ones_hold_whole_rounds(schedule: Schedule, multiple: int) -> None:
     blocks = lay_out(schedule, multiple)
     assert [block.index for block in blocks] == list(range(len(blocks)))
-    for before, after in zip(blocks, blocks[1:], strict=False):
-        assert (before.mode, after.mode) in {("warmup", "on"), ("on", "off"), ("off", "on")} | ({("on", "on")} if not schedule.off else set())
+    for before, after in pairwise(blocks):
+        assert (before.mode, after.mode) in {("warmup", "on"), ("on", "off"), ("off", "on")} | (
+            {("on", "on")} if not schedule.off else set()
+        )
     for block in blocks:
         asked = {"warmup": schedule.warmup, "on": schedule.on, "off": schedule.off}[block.mode]
         if block.mode == "off":

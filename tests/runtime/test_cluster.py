@@ -1,16 +1,18 @@
 """The front door, with real ranks: two regions of two on loopback, against single-process training and against itself."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from isthmus.errors import InputError
 from isthmus.plan import Strategy, save_plan
 from isthmus.runtime.cluster import join
 from isthmus.runtime.loopback import lone_plan
-from torch import nn
 
 WAYS = {
     "flat": Strategy(name="flat", kind="flat", bucket_bytes=2048),
@@ -168,7 +170,7 @@ def test_step_times_add_up_to_the_blocks_and_bytes_stand_still_while_off(nursery
             assert len({row["wan_bytes"] for row in off if row["block"] == block}) == 1
     first = [row for row in outcome.metrics[0] if row["kind"] == "step"]
     shard_bytes = outcome.metrics[0][0]["gradient_bytes"] / 2
-    between = [after["wan_bytes"] - before["wan_bytes"] for before, after in zip(first[4:9], first[5:9], strict=False)]
+    between = [after["wan_bytes"] - before["wan_bytes"] for before, after in pairwise(first[4:9])]
     assert all(shard_bytes <= sent <= 1.25 * shard_bytes for sent in between), (shard_bytes, between)
 
 
@@ -178,17 +180,33 @@ def test_strategies_that_cannot_run_here_are_refused_by_name(kind: Any, tmp_path
     monkeypatch.setenv("ISTHMUS_PLAN", str(tmp_path / "plan.yaml"))
     with pytest.raises(InputError) as caught, join():
         pass
-    assert str(caught.value) == (f"{tmp_path / 'plan.yaml'}: strategy.kind: {kind!r} cannot be run by this runtime yet\n"
-                                 "  hint: it runs flat, hierarchical, local-steps")
+    assert str(caught.value) == (
+        f"{tmp_path / 'plan.yaml'}: strategy.kind: {kind!r} cannot be run by this runtime yet\n"
+        "  hint: it runs flat, hierarchical, local-steps"
+    )
 
 
 def test_several_regions_need_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    members = {"regions": [{"name": "east", "rails": ["127.0.0.1:29600"]}, {"name": "west", "rails": ["127.0.0.1:29601"]}]}
+    members = {
+        "regions": [
+            {"name": "east", "rails": ["127.0.0.1:29600"]},
+            {"name": "west", "rails": ["127.0.0.1:29601"]},
+        ]
+    }
     (tmp_path / "members.json").write_text(json.dumps(members))
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
-                        "ISTHMUS_REGION": "west", "ISTHMUS_MEMBERS": str(tmp_path / "members.json")}.items():
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "ISTHMUS_REGION": "west",
+        "ISTHMUS_MEMBERS": str(tmp_path / "members.json"),
+    }.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match="^ISTHMUS_PLAN: is not set, and join\\(\\) was given no plan"), join():
+    with (
+        pytest.raises(InputError, match=r"^ISTHMUS_PLAN: is not set, and join\(\) was given no plan"),
+        join(),
+    ):
         pass
 
 
@@ -238,12 +256,16 @@ def test_the_door_says_how_it_is_used() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with join() as cluster:
-        for misuse in (lambda: cluster.step(model, (1, 2), nn.functional.mse_loss), lambda: next(cluster.batches([1, 2])),
-                       lambda: cluster.sync(model, optimizer).__enter__(), lambda: cluster.parallelize(nn.Linear(2, 2).double())):
+        for misuse in (
+            lambda: cluster.step(model, (1, 2), nn.functional.mse_loss),
+            lambda: next(cluster.batches([1, 2])),
+            lambda: cluster.sync(model, optimizer).__enter__(),
+            lambda: cluster.parallelize(nn.Linear(2, 2).double()),
+        ):
             with pytest.raises(InputError):
                 misuse()
         with cluster.sync(cluster.parallelize(model), optimizer):
-            with pytest.raises(InputError, match="expected \\(inputs, targets\\)"):
+            with pytest.raises(InputError, match=r"expected \(inputs, targets\)"):
                 cluster.step(model, torch.zeros(2), nn.functional.mse_loss)
             with pytest.raises(InputError, match="has 3 samples, one step of 1 ranks takes 8"):
                 next(cluster.batches([1, 2, 3]))

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from isthmus.errors import InputError
 from isthmus.runtime.environment import read_environment, read_members, split_address
 
@@ -25,7 +26,13 @@ def _federation(tmp_path: Path, members: object = TWO, **more: str) -> dict[str,
 
 def test_a_script_without_any_variable_runs_alone() -> None:
     alone = read_environment({})
-    assert (alone.rank, alone.world_size, alone.regions, alone.global_size, alone.master) == (0, 1, 1, 1, None)
+    assert (alone.rank, alone.world_size, alone.regions, alone.global_size, alone.master) == (
+        0,
+        1,
+        1,
+        1,
+        None,
+    )
 
 
 def test_torchrun_alone_is_one_region() -> None:
@@ -44,11 +51,22 @@ def test_global_ranks_lay_regions_end_to_end(tmp_path: Path) -> None:
         ({"RANK": "2"}, "RANK: '2' is not an integer of 0 to 1"),
         ({"RANK": "-1"}, "RANK: '-1' is not an integer of 0 to 1"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE: 'two' is not an integer of 1 to 1000000"),
-        ({"MASTER_PORT": ""}, "MASTER_PORT: is not set, but RANK is\n  hint: set RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT "
-                              "as torchrun does"),
-        ({"ISTHMUS_REGION": ""}, "ISTHMUS_REGION: is not set, but ISTHMUS_MEMBERS is\n  hint: set it to this rank's region name"),
-        ({"ISTHMUS_REGION": "shangai"}, "ISTHMUS_REGION: 'shangai' is not a region of {path}\n  hint: did you mean 'shanghai'?"),
-        ({"WORLD_SIZE": "3"}, "WORLD_SIZE: is 3, but {path} gives 'shanghai' 2 rails\n  hint: one rail a rank"),
+        (
+            {"MASTER_PORT": ""},
+            "MASTER_PORT: is not set, but RANK is\n  hint: set RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT as torchrun does",
+        ),
+        (
+            {"ISTHMUS_REGION": ""},
+            "ISTHMUS_REGION: is not set, but ISTHMUS_MEMBERS is\n  hint: set it to this rank's region name",
+        ),
+        (
+            {"ISTHMUS_REGION": "shangai"},
+            "ISTHMUS_REGION: 'shangai' is not a region of {path}\n  hint: did you mean 'shanghai'?",
+        ),
+        (
+            {"WORLD_SIZE": "3"},
+            "WORLD_SIZE: is 3, but {path} gives 'shanghai' 2 rails\n  hint: one rail a rank",
+        ),
     ],
 )
 def test_a_wrong_variable_is_named(tmp_path: Path, change: dict[str, str], message: str) -> None:
@@ -59,7 +77,7 @@ def test_a_wrong_variable_is_named(tmp_path: Path, change: dict[str, str], messa
 
 def test_members_without_a_region_world_are_refused(tmp_path: Path) -> None:
     variables = {name: value for name, value in _federation(tmp_path).items() if name not in WORLD}
-    with pytest.raises(InputError, match="^RANK: is not set, but ISTHMUS_MEMBERS is"):
+    with pytest.raises(InputError, match=r"^RANK: is not set, but ISTHMUS_MEMBERS is"):
         read_environment(variables)
 
 
@@ -68,7 +86,10 @@ def test_members_without_a_region_world_are_refused(tmp_path: Path) -> None:
     [
         (lambda m: m["regions"][1].update(name="shenzhen"), "the region 'shenzhen' is given twice"),
         (lambda m: m["regions"][1]["rails"].pop(), "'shanghai' has 1 rails and 'shenzhen' 2"),
-        (lambda m: m["regions"][1]["rails"].__setitem__(0, "10.77.0.10:29600"), "the address '10.77.0.10:29600' is given twice"),
+        (
+            lambda m: m["regions"][1]["rails"].__setitem__(0, "10.77.0.10:29600"),
+            "the address '10.77.0.10:29600' is given twice",
+        ),
         (lambda m: m["regions"][1]["rails"].__setitem__(0, "10.77.0.10"), "'10.77.0.10' is not host:port"),
         (lambda m: m.update(flat_mater="x:1"), "did you mean 'flat_master'?"),
         (lambda m: m.update(regions=[]), "regions"),

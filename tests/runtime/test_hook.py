@@ -2,12 +2,14 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from isthmus.runtime.hierarchical import HierarchicalReducer, ReducerOptions
 from isthmus.runtime.hook import Residuals
 
@@ -41,7 +43,7 @@ def reducer_of(rank: int) -> HierarchicalReducer:
 
 def buckets_of(order: list[int], cuts: list[int]) -> list[tuple[int, ...]]:
     bounds = sorted({0, *[cut % len(order) for cut in cuts], len(order)})
-    return [tuple(order[low:high]) for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [tuple(order[low:high]) for low, high in pairwise(bounds)]
 
 
 def owed_by_parameter(reducers: list[HierarchicalReducer], residuals: Residuals) -> dict[int, list[float]]:

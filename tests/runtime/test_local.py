@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from isthmus.errors import InputError
 from isthmus.plan import Outer, Strategy
 from isthmus.runtime.local import LocalSync, OuterLink, outer_step_
@@ -86,15 +87,28 @@ def move(held: list[torch.nn.Parameter], region: int, step: int) -> None:
     """Stand-in for an optimizer step: a change that differs by region, step, element and present value."""
     with torch.no_grad():
         for parameter in held:
-            parameter.mul_(0.97).add_(torch.sin(torch.arange(parameter.numel()) + 3.7 * region + step).view_as(parameter), alpha=0.1)
+            parameter.mul_(0.97).add_(
+                torch.sin(torch.arange(parameter.numel()) + 3.7 * region + step).view_as(parameter), alpha=0.1
+            )
 
 
 def strategy(inner_steps: int = 1, delay_steps: int = 0, outer: Outer | None = None) -> Strategy:
-    return Strategy(name="test", kind="local-steps", inner_steps=inner_steps, delay_steps=delay_steps, outer=outer or Outer())
+    return Strategy(
+        name="test",
+        kind="local-steps",
+        inner_steps=inner_steps,
+        delay_steps=delay_steps,
+        outer=outer or Outer(),
+    )
 
 
 @settings(deadline=None)
-@given(lr=st.floats(0.1, 1.5), momentum=st.sampled_from([0.0, 0.5, 0.9]), nesterov=st.booleans(), seed=st.integers(0, 99))
+@given(
+    lr=st.floats(0.1, 1.5),
+    momentum=st.sampled_from([0.0, 0.5, 0.9]),
+    nesterov=st.booleans(),
+    seed=st.integers(0, 99),
+)
 def test_the_outer_rule_is_torch_sgd(lr: float, momentum: float, nesterov: bool, seed: int) -> None:
     nesterov = nesterov and momentum > 0
     generator = torch.Generator().manual_seed(seed)
@@ -266,4 +280,7 @@ def test_a_delay_longer_than_the_round_is_refused() -> None:
 
 def test_half_precision_parameters_are_refused() -> None:
     with pytest.raises(InputError, match=r"has a parameter of torch.bfloat16 on cpu"):
-        in_regions(1, lambda _, link: LocalSync([torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))], link, strategy()))
+        in_regions(
+            1,
+            lambda _, link: LocalSync([torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))], link, strategy()),
+        )

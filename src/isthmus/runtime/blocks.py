@@ -102,7 +102,12 @@ def parse_schedule(text: str, where: str = "ISTHMUS_BLOCKS") -> Schedule:
             raise InputError(where, f"{key} is 0: nothing would be measured", EXAMPLE)
     if "on" not in values:
         raise InputError(where, "the key 'on' is missing", EXAMPLE)
-    return Schedule(warmup=values.get("warmup", 0), on=values["on"], off=values.get("off", 0), repeats=values.get("repeats", 1))
+    return Schedule(
+        warmup=values.get("warmup", 0),
+        on=values["on"],
+        off=values.get("off", 0),
+        repeats=values.get("repeats", 1),
+    )
 
 
 def lay_out(schedule: Schedule, multiple: int = 1) -> tuple[Block, ...]:
@@ -113,8 +118,9 @@ def lay_out(schedule: Schedule, multiple: int = 1) -> tuple[Block, ...]:
     """
     pattern: list[tuple[Mode, int]] = [("warmup", _round_up(schedule.warmup, multiple))]
     for _ in range(schedule.repeats):
-        pattern += [("on", _round_up(schedule.on, multiple)), ("off", schedule.off)]
-    kept = [(mode, steps) for mode, steps in pattern if steps]
+        pattern.append(("on", _round_up(schedule.on, multiple)))
+        pattern.append(("off", schedule.off))
+    kept: list[tuple[Mode, int]] = [(mode, steps) for mode, steps in pattern if steps]
     return tuple(Block(index, mode, steps) for index, (mode, steps) in enumerate(kept))
 
 

@@ -12,7 +12,7 @@ The same script runs alone on a laptop (no environment), as one region under tor
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +47,7 @@ RUNNABLE = ("flat", "hierarchical", "local-steps")
 
 
 @contextmanager
-def join(plan: Plan | Path | str | None = None, *, timeout_s: float = 120.0) -> Iterator["Cluster"]:
+def join(plan: Plan | Path | str | None = None, *, timeout_s: float = 120.0) -> Generator["Cluster"]:
     """Take this rank's place among the regions, and leave it at the end.
 
     Args:
@@ -85,8 +85,11 @@ def _strategy(environment: RankEnvironment, plan: Plan | Path | str | None) -> S
     strategy = (chosen if isinstance(chosen, Plan) else load_plan(chosen)).strategy
     if strategy.kind not in RUNNABLE:
         where = "plan" if isinstance(chosen, Plan) else str(chosen)
-        raise InputError(where, f"strategy.kind: {strategy.kind!r} cannot be run by this runtime yet",
-                         f"it runs {', '.join(RUNNABLE)}")
+        raise InputError(
+            where,
+            f"strategy.kind: {strategy.kind!r} cannot be run by this runtime yet",
+            f"it runs {', '.join(RUNNABLE)}",
+        )
     return strategy
 
 
@@ -112,7 +115,11 @@ class Cluster:
 
     def __init__(self, environment: RankEnvironment, strategy: Strategy, federation: Federation, metrics: Metrics) -> None:
         self.environment, self.strategy = environment, strategy
-        self.region, self.rank, self.ranks = environment.region, environment.global_rank, environment.global_size
+        self.region, self.rank, self.ranks = (
+            environment.region,
+            environment.global_rank,
+            environment.global_size,
+        )
         self._federation, self._metrics = federation, metrics
         self._model: _Model | None = None
         self._session: Session | None = None
@@ -130,8 +137,11 @@ class Cluster:
             raise InputError("cluster.parallelize", "was called before", "one model a cluster")
         for name, parameter in model.named_parameters():
             if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
-                raise InputError("model", f"parameter {name!r} is {parameter.dtype} on {parameter.device.type}",
-                                 "this runtime trains float32 on the CPU")
+                raise InputError(
+                    "model",
+                    f"parameter {name!r} is {parameter.dtype} on {parameter.device.type}",
+                    "this runtime trains float32 on the CPU",
+                )
         self._make_equal(model)
         world = self._federation.world
         if world.region_group is None:
@@ -140,17 +150,25 @@ class Cluster:
         reducer = None
         if self.strategy.kind == "hierarchical":
             several = self.environment.world_size > 1
-            reducer = HierarchicalReducer(world.comm_group if several else None, self._federation.rail, self.strategy.codec,
-                                          ReducerOptions(error_feedback=self.strategy.error_feedback))
+            reducer = HierarchicalReducer(
+                world.comm_group if several else None,
+                self._federation.rail,
+                self.strategy.codec,
+                ReducerOptions(error_feedback=self.strategy.error_feedback),
+            )
         hook = HookState(self.strategy, self._federation, model.parameters(), reducer)
-        wrapped = DistributedDataParallel(model, process_group=world.region_group, gradient_as_bucket_view=True,
-                                          bucket_cap_mb=self.strategy.bucket_bytes / 2**20)
+        wrapped = DistributedDataParallel(
+            model,
+            process_group=world.region_group,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=self.strategy.bucket_bytes / 2**20,
+        )
         wrapped.register_comm_hook(hook, ddp_hook)
         self._model = _Model(model, wrapped, hook, reducer)
         return wrapped
 
     @contextmanager
-    def sync(self, model: nn.Module, optimizer: torch.optim.Optimizer, also: Sequence[Stateful] = ()) -> Iterator[None]:
+    def sync(self, model: nn.Module, optimizer: torch.optim.Optimizer, also: Sequence[Stateful] = ()) -> Generator[None]:
         """Keep the regions in step while training inside; at the end all members are proven equal.
 
         Args:
@@ -165,8 +183,11 @@ class Cluster:
         """
         made = self._model
         if made is None or made.wrapped is not model:
-            raise InputError("cluster.sync", "was given a model that cluster.parallelize did not return",
-                             "model = cluster.parallelize(model) first")
+            raise InputError(
+                "cluster.sync",
+                "was given a model that cluster.parallelize did not return",
+                "model = cluster.parallelize(model) first",
+            )
         inner = self.strategy.inner_steps if self.strategy.kind == "local-steps" else 1
         blocks = self.environment.blocks
         pace = Pace(lay_out(parse_schedule(blocks), inner) if blocks else None)
@@ -176,12 +197,18 @@ class Cluster:
         session = self._session = Session(self._federation, made.hook, self._metrics, pace)
         elements = sum(parameter.numel() for parameter in made.given.parameters())
         trained = sum(parameter.numel() for parameter in made.given.parameters() if parameter.requires_grad)
-        self._metrics.write("start", region=self.region, rank=self.environment.rank, params=elements,
-                            gradient_bytes=4 * trained, strategy=self.strategy.name)
+        self._metrics.write(
+            "start",
+            region=self.region,
+            rank=self.environment.rank,
+            params=elements,
+            gradient_bytes=4 * trained,
+            strategy=self.strategy.name,
+        )
         handle = None
         with self._named_failures():
             session.open(made.given, [optimizer, *also], local)
-            handle = optimizer.register_step_post_hook(lambda *_: self._end_step())
+            handle = optimizer.register_step_post_hook(self._end_step)
             try:
                 yield
                 session.close()
@@ -219,7 +246,10 @@ class Cluster:
         """
         session = self._session_or_refuse("cluster.step")
         if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise InputError("cluster.step", f"was given a batch of type {type(batch).__name__}, expected (inputs, targets)")
+            raise InputError(
+                "cluster.step",
+                f"was given a batch of type {type(batch).__name__}, expected (inputs, targets)",
+            )
         inputs, targets = batch
         with self._named_failures():
             loss = loss_fn(model(inputs), targets)
@@ -257,7 +287,7 @@ class Cluster:
             raise InputError(what, "was used outside cluster.sync", "with cluster.sync(model, optimizer): ...")
         return self._session
 
-    def _end_step(self) -> None:
+    def _end_step(self, *_: Any) -> None:
         assert self._session is not None
         with self._named_failures():
             self._session.end_step()
@@ -282,7 +312,7 @@ class Cluster:
                 offset += tensor.nbytes
 
     @contextmanager
-    def _named_failures(self) -> Iterator[None]:
+    def _named_failures(self) -> Generator[None]:
         """Turn what a dead peer looks like from below into an error that names it and this rank."""
         try:
             yield

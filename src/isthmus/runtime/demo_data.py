@@ -16,7 +16,16 @@ from isthmus.errors import InputError
 __all__ = ["Corpus", "TextWindows", "read_corpus"]
 
 # Tests and generated tables would fill most of the corpus; installed packages differ between machines.
-LEFT_OUT = {"__pycache__", "dist-packages", "idlelib", "lib2to3", "site-packages", "test", "tests", "turtledemo"}
+LEFT_OUT = {
+    "__pycache__",
+    "dist-packages",
+    "idlelib",
+    "lib2to3",
+    "site-packages",
+    "test",
+    "tests",
+    "turtledemo",
+}
 HELD_OUT_EVERY = 16
 
 
@@ -39,8 +48,11 @@ def read_corpus(folder: Path | None = None) -> Corpus:
     root = folder or Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(path for path in root.rglob("*.py") if LEFT_OUT.isdisjoint(path.relative_to(root).parts))
     if len(paths) < HELD_OUT_EVERY:
-        raise InputError(str(root), f"holds {len(paths)} .py files, at least {HELD_OUT_EVERY} are needed",
-                         "this Python came without the source of its standard library")
+        raise InputError(
+            str(root),
+            f"holds {len(paths)} .py files, at least {HELD_OUT_EVERY} are needed",
+            "this Python came without the source of its standard library",
+        )
     held_out = paths[HELD_OUT_EVERY // 2 :: HELD_OUT_EVERY]
     kept_back = set(held_out)
     return Corpus(_joined([path for path in paths if path not in kept_back]), _joined(held_out))

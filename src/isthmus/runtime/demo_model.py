@@ -65,10 +65,13 @@ class ByteGPT(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 # GPT-2's choices; residual branches start small so that depth does not raise the variance.
-                deep = (2 * shape.layers) ** -0.5 if module in [b.out for b in self.blocks] + [b.down for b in self.blocks] else 1.0
+                deep = (
+                    (2 * shape.layers) ** -0.5 if module in [b.out for b in self.blocks] + [b.down for b in self.blocks] else 1.0
+                )
                 nn.init.normal_(module.weight, std=0.02 * deep)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         """See the class."""

@@ -1,7 +1,7 @@
 """The reference training script: a small byte-level GPT on Python's own source, written as users write theirs.
 
-    python -m isthmus.runtime.demo_train --steps 50                     # alone, on this machine
-    isthmus try fabric.yaml                                             # the same, over emulated regions
+python -m isthmus.runtime.demo_train --steps 50                     # alone, on this machine
+isthmus try fabric.yaml                                             # the same, over emulated regions
 """
 
 import argparse
@@ -76,13 +76,20 @@ def report(cluster: Cluster, loss: float, held_out: float) -> None:
     """Write the evaluation to the metrics, and one line to stderr from the first rank."""
     cluster.record_evaluation(held_out)
     if cluster.rank == 0:
-        print(f"step {cluster.trained_steps}: training {loss:.4f}, held-out {held_out:.4f}", file=sys.stderr, flush=True)
+        print(
+            f"step {cluster.trained_steps}: training {loss:.4f}, held-out {held_out:.4f}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m isthmus.runtime.demo_train", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m isthmus.runtime.demo_train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--preset", choices=sorted(PRESETS), default="tiny")
     parser.add_argument("--steps", type=int, default=100, help="training steps, and the span of the learning rate's cosine")
     parser.add_argument("--batch", type=int, default=8, help="sequences a rank and step")

@@ -15,7 +15,15 @@ from pydantic import AfterValidator, Field
 from isthmus.documents import Document, load_document
 from isthmus.errors import InputError, nearest
 
-__all__ = ["LONE_REGION", "Members", "RankEnvironment", "RegionMembers", "read_environment", "read_members", "split_address"]
+__all__ = [
+    "LONE_REGION",
+    "Members",
+    "RankEnvironment",
+    "RegionMembers",
+    "read_environment",
+    "read_members",
+    "split_address",
+]
 
 LONE_REGION = "here"
 
@@ -175,8 +183,11 @@ def _federation(variables: Mapping[str, str], world_size: int) -> tuple[str, Mem
         raise InputError("ISTHMUS_REGION", "is not set, but ISTHMUS_MEMBERS is", "set it to this rank's region name")
     members = read_members(path)
     if members.index(region) < 0:
-        raise InputError("ISTHMUS_REGION", f"{region!r} is not a region of {path}",
-                         nearest(region, [entry.name for entry in members.regions]))
+        raise InputError(
+            "ISTHMUS_REGION",
+            f"{region!r} is not a region of {path}",
+            nearest(region, [entry.name for entry in members.regions]),
+        )
     rails = len(members.regions[members.index(region)].rails)
     if rails != world_size:
         raise InputError("WORLD_SIZE", f"is {world_size}, but {path} gives {region!r} {rails} rails", "one rail a rank")

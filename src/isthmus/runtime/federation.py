@@ -145,14 +145,18 @@ class Federation:
         for proof in proofs:
             for ticket in proof.sent:
                 ticket.wait()
-            values = [proof.mine if region == self.environment.region_index else _landed(*proof.theirs[region])
-                      for region in range(self.environment.regions)]
+            values = [
+                proof.mine if region == self.environment.region_index else _landed(*proof.theirs[region])
+                for region in range(self.environment.regions)
+            ]
             require_equal(self._named(values), proof.what)
 
     def _named(self, values: list[int]) -> dict[str, int]:
         assert self.environment.members is not None
-        return {f"{region.name} rank {self.environment.rank}": value
-                for region, value in zip(self.environment.members.regions, values, strict=True)}
+        return {
+            f"{region.name} rank {self.environment.rank}": value
+            for region, value in zip(self.environment.members.regions, values, strict=True)
+        }
 
     def _swap(self, kind: int, number: int) -> tuple[list[Ticket], dict[int, tuple[bytearray, Ticket]]]:
         assert self.rail is not None
@@ -172,5 +176,3 @@ class Federation:
 def _landed(into: bytearray, ticket: Ticket) -> int:
     ticket.wait()
     return _NUMBER.unpack(into)[0]
-
-

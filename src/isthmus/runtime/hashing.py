@@ -14,7 +14,7 @@ class ReplicaMismatchError(RuntimeError):
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor, of any dtype, without a copy."""
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
 
 
 def fingerprint(tensors: Iterable[torch.Tensor]) -> int:

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import xxhash
+from torch._C._distributed_c10d import GradBucket
 
 from isthmus.plan import Strategy
 from isthmus.runtime.federation import Federation
@@ -44,14 +44,21 @@ class HookState:
         flat_bytes: Bytes this rank has sent to another region through the flat ring, by formula.
     """
 
-    def __init__(self, strategy: Strategy, federation: Federation, parameters: Iterable[torch.nn.Parameter],
-                 reducer: HierarchicalReducer | None = None) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        federation: Federation,
+        parameters: Iterable[torch.nn.Parameter],
+        reducer: HierarchicalReducer | None = None,
+    ) -> None:
         assert (strategy.kind == "hierarchical") == (reducer is not None), (strategy.kind, reducer)
         self.strategy, self.federation, self.reducer = strategy, federation, reducer
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         self.numbers = {parameter.data_ptr(): number for number, parameter in enumerate(trained)}
-        self.residuals = Residuals([parameter.numel() for parameter in trained],
-                                   kept=strategy.error_feedback and strategy.codec != "none")
+        self.residuals = Residuals(
+            [parameter.numel() for parameter in trained],
+            kept=strategy.error_feedback and strategy.codec != "none",
+        )
         self.crossing = True
         self.enqueued_s = 0.0
         self.failure: BaseException | None = None
@@ -100,8 +107,10 @@ class HookState:
         digest = xxhash.xxh3_64_intdigest(repr((index, contents)).encode())
         found = self.federation.numbers(digest)
         if len(set(found)) > 1:
-            raise RailError(f"gradient bucket {index} holds other parameters in other regions ({[f'{value:016x}' for value in found]}): "
-                            "the regions do not train the same model")
+            raise RailError(
+                f"gradient bucket {index} holds other parameters in other regions ({[f'{value:016x}' for value in found]}): "
+                "the regions do not train the same model"
+            )
 
 
 class Residuals:
@@ -167,18 +176,15 @@ class Residuals:
         reducer.load_state_dict(state)
 
 
-def ddp_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def ddp_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The communication hook: the future of the bucket's mean over all ranks that take part."""
-    if state.reducer is not None:
-        future = _through_courier(state, bucket)
-    else:
-        future = _through_gloo(state, bucket.buffer())
+    future = _through_gloo(state, bucket.buffer()) if state.reducer is None else _through_courier(state, bucket)
     if bucket.is_last():
         state.enqueued_s = time.perf_counter()
     return future
 
 
-def _through_courier(state: HookState, bucket: dist.GradBucket) -> Future:
+def _through_courier(state: HookState, bucket: GradBucket) -> Future:
     flat, index, last = bucket.buffer(), bucket.index(), bucket.is_last()
     contents = tuple(state.numbers[parameter.data_ptr()] for parameter in bucket.parameters())
     future: Future = torch.futures.Future()

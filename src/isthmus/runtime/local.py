@@ -7,7 +7,7 @@ learning rate 1 and no momentum this is plain parameter averaging. The exchange 
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ class _Pending:
 def outer_step_(outer: torch.Tensor, momentum: torch.Tensor, gradient: torch.Tensor, rule: Outer) -> None:
     """One SGD step in place, as `torch.optim.SGD(dampening=0)` takes it.
 
-        m <- mu m + g;   p <- p - lr (g + mu m)   with Nesterov,   p <- p - lr m   without
+    m <- mu m + g;   p <- p - lr (g + mu m)   with Nesterov,   p <- p - lr m   without
     """
     if rule.momentum == 0.0:
         outer.sub_(gradient, alpha=rule.lr)
@@ -117,16 +117,27 @@ class LocalSync:
         InputError: `delay_steps` exceeds `inner_steps`, or a parameter has another dtype or device.
     """
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], link: OuterLink, strategy: Strategy,
-                 weight: Weight = "equal") -> None:
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        link: OuterLink,
+        strategy: Strategy,
+        weight: Weight = "equal",
+    ) -> None:
         if strategy.delay_steps > strategy.inner_steps:
-            raise InputError("strategy.delay_steps", f"is {strategy.delay_steps}, more than inner_steps {strategy.inner_steps}",
-                             "one exchange is under way at a time; give at most inner_steps")
+            raise InputError(
+                "strategy.delay_steps",
+                f"is {strategy.delay_steps}, more than inner_steps {strategy.inner_steps}",
+                "one exchange is under way at a time; give at most inner_steps",
+            )
         self.parameters, self.link, self.strategy, self.weight = list(parameters), link, strategy, weight
         for parameter in self.parameters:
             if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
-                raise InputError("model", f"has a parameter of {parameter.dtype} on {parameter.device}",
-                                 "local steps take float32 parameters on the CPU")
+                raise InputError(
+                    "model",
+                    f"has a parameter of {parameter.dtype} on {parameter.device}",
+                    "local steps take float32 parameters on the CPU",
+                )
         self.outer = self._flat()
         self.momentum = torch.zeros_like(self._shard(self.outer))
         self.inner, self.tokens, self.rounds = 0, 0, 0
@@ -157,7 +168,7 @@ class LocalSync:
             self._apply()
 
     @contextmanager
-    def outer_parameters(self) -> Iterator[None]:
+    def outer_parameters(self) -> Generator[None]:
         """Inside, the model holds the outer parameters, equal on all members; afterwards its own again."""
         own = self._flat()
         self._write(self.outer)
@@ -170,10 +181,17 @@ class LocalSync:
         """This rank's state; waits for a round under way, and keeps it as under way. Save the model beside it."""
         pending = None
         if self._pending is not None:
-            pending = {"sent": self._pending.sent.clone(), "outer": self._arrival(self._pending).outer.clone()}
+            pending = {
+                "sent": self._pending.sent.clone(),
+                "outer": self._arrival(self._pending).outer.clone(),
+            }
         return {
-            "outer": self.outer.clone(), "momentum": self.momentum.clone(), "pending": pending,
-            "inner": self.inner, "tokens": self.tokens, "rounds": self.rounds,
+            "outer": self.outer.clone(),
+            "momentum": self.momentum.clone(),
+            "pending": pending,
+            "inner": self.inner,
+            "tokens": self.tokens,
+            "rounds": self.rounds,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -183,9 +201,12 @@ class LocalSync:
             InputError: The state is of another model or another number of ranks.
         """
         if state["outer"].shape != self.outer.shape or state["momentum"].shape != self.momentum.shape:
-            raise InputError("state", f"holds {state['outer'].numel()} outer parameters in shards of {state['momentum'].numel()}, "
-                             f"this rank has {self.outer.numel()} in shards of {self.momentum.numel()}",
-                             "load it into the same model on the same number of ranks a region")
+            raise InputError(
+                "state",
+                f"holds {state['outer'].numel()} outer parameters in shards of {state['momentum'].numel()}, "
+                f"this rank has {self.outer.numel()} in shards of {self.momentum.numel()}",
+                "load it into the same model on the same number of ranks a region",
+            )
         self.outer.copy_(state["outer"])
         self.momentum.copy_(state["momentum"])
         self.inner, self.tokens, self.rounds = state["inner"], state["tokens"], state["rounds"]

@@ -45,8 +45,10 @@ class LoopbackRun:
 
     def output(self) -> str:
         """The last lines of every rank's output, for messages."""
-        tails = [f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-25:])
-                 for path in sorted(self.folder.glob("*.log"))]
+        tails = [
+            f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-25:])
+            for path in sorted(self.folder.glob("*.log"))
+        ]
         return "\n".join(tails)
 
     def lines(self, region: str, rank: int, kind: str) -> list[dict[str, Any]]:
@@ -58,10 +60,26 @@ class LoopbackRun:
 
 def lone_plan(strategy: Strategy) -> Plan:
     """A plan that says how to run and predicts nothing."""
-    nothing = Prediction(step_s=0, compute_s=0, exposed_s=0, utilisation=0, tokens_per_s=0, wan_bytes_per_step=0,
-                         memory_bytes_per_gpu=0, formula="none: nothing was predicted")
-    return Plan(fabric="loopback", workload="given by the script", tokens_per_step=1, strategy=strategy, layout=Layout(),
-                prediction=nothing, why="asked for", rule_of_thumb="none")
+    nothing = Prediction(
+        step_s=0,
+        compute_s=0,
+        exposed_s=0,
+        utilisation=0,
+        tokens_per_s=0,
+        wan_bytes_per_step=0,
+        memory_bytes_per_gpu=0,
+        formula="none: nothing was predicted",
+    )
+    return Plan(
+        fabric="loopback",
+        workload="given by the script",
+        tokens_per_step=1,
+        strategy=strategy,
+        layout=Layout(),
+        prediction=nothing,
+        why="asked for",
+        rule_of_thumb="none",
+    )
 
 
 def prepare(regions: dict[str, int], strategy: Strategy, folder: Path) -> dict[tuple[str, int], dict[str, str]]:
@@ -82,25 +100,40 @@ def prepare(regions: dict[str, int], strategy: Strategy, folder: Path) -> dict[t
     save_plan(lone_plan(strategy), folder / "plan.yaml")
     return {
         (region, rank): {
-            "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": str(regions[region]),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(masters[region]), "GLOO_SOCKET_IFNAME": "lo",
-            "ISTHMUS_REGION": region, "ISTHMUS_MEMBERS": str(folder / "members.json"),
-            "ISTHMUS_PLAN": str(folder / "plan.yaml"), "ISTHMUS_METRICS": str(folder / "metrics"),
+            "OMP_NUM_THREADS": "1",
+            "RANK": str(rank),
+            "WORLD_SIZE": str(regions[region]),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(masters[region]),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "ISTHMUS_REGION": region,
+            "ISTHMUS_MEMBERS": str(folder / "members.json"),
+            "ISTHMUS_PLAN": str(folder / "plan.yaml"),
+            "ISTHMUS_METRICS": str(folder / "metrics"),
         }
         for region, rank in ranks
     }
 
 
-def start(command: Sequence[str], regions: dict[str, int], strategy: Strategy, folder: Path,
-          extra: dict[str, str] | None = None) -> LoopbackRun:
+def start(
+    command: Sequence[str],
+    regions: dict[str, int],
+    strategy: Strategy,
+    folder: Path,
+    extra: dict[str, str] | None = None,
+) -> LoopbackRun:
     """Start `command` once a rank of every region, with `extra` in the environment; see `prepare`."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ISTHMUS_")}
     run = LoopbackRun(folder, {})
     try:
         for (region, rank), environment in prepare(regions, strategy, folder).items():
             with open(folder / f"{region}-{rank}.log", "wb") as log:
-                run.processes[region, rank] = subprocess.Popen(list(command), env={**inherited, **environment, **(extra or {})},
-                                                               stdout=log, stderr=subprocess.STDOUT)
+                run.processes[region, rank] = subprocess.Popen(
+                    list(command),
+                    env={**inherited, **environment, **(extra or {})},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
     except BaseException:
         run.kill()
         raise

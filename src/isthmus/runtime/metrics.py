@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -65,7 +65,7 @@ class StepClock:
         return seconds
 
     @contextmanager
-    def stopped(self) -> Iterator[None]:
+    def stopped(self) -> Generator[None]:
         """Leave the time inside this block out of the current step."""
         begun = self._now()
         try:

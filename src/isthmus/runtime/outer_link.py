@@ -31,7 +31,7 @@ class RailLink:
         self.region_size = federation.environment.world_size
         self.rank = federation.environment.rank
         self.feedback = ErrorFeedback() if strategy.error_feedback and strategy.codec != "none" else None
-        self._federation, self._rail, self._codec = federation, federation.rail, strategy.codec
+        self._federation, self._rail, self._strategy = federation, federation.rail, strategy
         self._rounds = 0
 
     def submit(self, job: Callable[[], T]) -> "Future[T]":
@@ -41,7 +41,7 @@ class RailLink:
     def mean_(self, shard: torch.Tensor) -> int:
         """Replace `shard` by its mean over regions; the bytes sent."""
         before = self._rail.wan_bytes_sent()
-        options = ExchangeOptions(codec=self._codec, feedback=self.feedback, seed=self.rank)
+        options = ExchangeOptions(codec=self._strategy.codec, feedback=self.feedback, seed=self.rank)
         exchange_mean(self._rail, shard, message_tag(_DELTA_TAG, self._rounds, 0, 0), options)
         self._rounds += 1
         return self._rail.wan_bytes_sent() - before

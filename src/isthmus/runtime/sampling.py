@@ -21,17 +21,34 @@ class ShardedBatches:
         InputError: The dataset has no length, or fewer samples than one step of all ranks takes.
     """
 
-    def __init__(self, dataset: Dataset[Any], *, batch_size: int, rank: int, ranks: int, seed: int,
-                 collate: Callable[[list[Any]], Any] = default_collate) -> None:
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        batch_size: int,
+        rank: int,
+        ranks: int,
+        seed: int,
+        collate: Callable[[list[Any]], Any] = default_collate,
+    ) -> None:
         if not hasattr(dataset, "__len__"):
             raise InputError("dataset", f"{type(dataset).__name__} has no length", "give a map-style dataset")
-        self.dataset, self.batch_size, self.rank, self.ranks, self.seed = dataset, batch_size, rank, ranks, seed
+        self.dataset, self.batch_size, self.rank, self.ranks, self.seed = (
+            dataset,
+            batch_size,
+            rank,
+            ranks,
+            seed,
+        )
         self.collate = collate
         self.length: int = len(dataset)  # type: ignore[arg-type]
         self.steps_per_epoch = self.length // (batch_size * ranks)
         if self.steps_per_epoch == 0:
-            raise InputError("dataset", f"has {self.length} samples, one step of {ranks} ranks takes {batch_size * ranks}",
-                             "lower batch_size or give more data")
+            raise InputError(
+                "dataset",
+                f"has {self.length} samples, one step of {ranks} ranks takes {batch_size * ranks}",
+                "lower batch_size or give more data",
+            )
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
     def indices(self, step: int) -> list[int]:

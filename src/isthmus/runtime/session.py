@@ -1,7 +1,7 @@
 """One training run: steps counted and timed, blocks switched, regions kept in step. `cluster.sync` opens it."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -72,9 +72,17 @@ class Session:
         self.pace.advance()
         if counts and self.local is None and self.pace.trained % PROVE_EVERY_STEPS == 0:
             self._prove()
-        self.metrics.write("step", step=self.pace.taken, block=block, mode=mode, seconds=self.clock.lap(),
-                           loss=sum(self._losses) / max(1, len(self._losses)), tokens=tokens, exposed_s=self._waited_s,
-                           wan_bytes=self._sent_bytes())
+        self.metrics.write(
+            "step",
+            step=self.pace.taken,
+            block=block,
+            mode=mode,
+            seconds=self.clock.lap(),
+            loss=sum(self._losses) / max(1, len(self._losses)),
+            tokens=tokens,
+            exposed_s=self._waited_s,
+            wan_bytes=self._sent_bytes(),
+        )
         self._losses, self._tokens, self._waited_s = [], 0, 0.0
         if ending:
             with self.clock.stopped():
@@ -90,7 +98,7 @@ class Session:
         return f"{digest:016x}"
 
     @contextmanager
-    def evaluation(self) -> Iterator[None]:
+    def evaluation(self) -> Generator[None]:
         """No gradients, evaluation mode, the clock stopped; under local steps, the outer parameters."""
         training = self.model.training
         with self.clock.stopped(), torch.no_grad():
@@ -136,13 +144,23 @@ class Session:
         begun, sent = time.perf_counter(), self._sent_bytes()
         digest, what = fingerprint(self.model.parameters()), f"the parameters after step {self.pace.taken}"
         self.federation.submit(lambda: self.federation.prove(digest, what))
-        self.metrics.write("sync", step=self.pace.taken, seconds=time.perf_counter() - begun, bytes=sent - self._proved_bytes,
-                           hash=f"{digest:016x}")
+        self.metrics.write(
+            "sync",
+            step=self.pace.taken,
+            seconds=time.perf_counter() - begun,
+            bytes=sent - self._proved_bytes,
+            hash=f"{digest:016x}",
+        )
         self._proved_bytes = sent
 
     def _write_arrival(self, arrival: Arrival) -> None:
-        self.metrics.write("sync", step=self._step, seconds=arrival.seconds, bytes=arrival.sent_bytes,
-                           hash=f"{arrival.hash:016x}")
+        self.metrics.write(
+            "sync",
+            step=self._step,
+            seconds=arrival.seconds,
+            bytes=arrival.sent_bytes,
+            hash=f"{arrival.hash:016x}",
+        )
 
 
 def explain_failure(error: BaseException, where: str) -> BaseException:

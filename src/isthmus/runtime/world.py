@@ -7,9 +7,11 @@ of its own: two threads must not interleave their calls on one group.
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import cast
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from isthmus.errors import InputError
 from isthmus.runtime.environment import RankEnvironment, split_address
@@ -61,11 +63,16 @@ def open_world(environment: RankEnvironment, *, flat: bool, timeout_s: float) ->
         dist.init_process_group("gloo", rank=environment.rank, world_size=environment.world_size, timeout=timeout)
         world.owns_default = True
     elif (dist.get_rank(), dist.get_world_size()) != (environment.rank, environment.world_size):
-        raise InputError("torch.distributed", f"is already initialised as rank {dist.get_rank()} of {dist.get_world_size()}, "
-                         f"the environment says {environment.rank} of {environment.world_size}",
-                         "let isthmus.join() initialise it")
+        raise InputError(
+            "torch.distributed",
+            f"is already initialised as rank {dist.get_rank()} of {dist.get_world_size()}, "
+            f"the environment says {environment.rank} of {environment.world_size}",
+            "let isthmus.join() initialise it",
+        )
     world.region_group = dist.group.WORLD
-    world.comm_group = dist.new_group(backend="gloo", timeout=timeout)
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup), group  # an int only for ranks outside the group
+    world.comm_group = group
     if flat and environment.regions > 1:
         world.flat_group, world.flat_comm_group = _flat_groups(environment, timeout)
     return world
@@ -74,15 +81,25 @@ def open_world(environment: RankEnvironment, *, flat: bool, timeout_s: float) ->
 def _flat_groups(environment: RankEnvironment, timeout: timedelta) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     assert environment.members is not None
     if environment.members.flat_master is None:
-        raise InputError("ISTHMUS_MEMBERS", "has no 'flat_master', which the flat strategy needs",
-                         'add "flat_master": "host:port" of the first rank of the first region')
+        raise InputError(
+            "ISTHMUS_MEMBERS",
+            "has no 'flat_master', which the flat strategy needs",
+            'add "flat_master": "host:port" of the first rank of the first region',
+        )
     host, port = split_address(environment.members.flat_master)
-    store = dist.TCPStore(host, port, world_size=environment.global_size, is_master=environment.global_rank == 0,
-                          timeout=timeout, wait_for_workers=False)
+    store = c10d.TCPStore(
+        host,
+        port,
+        world_size=environment.global_size,
+        is_master=environment.global_rank == 0,
+        timeout=timeout,
+        wait_for_workers=False,
+    )
     # The constructor honours GLOO_SOCKET_IFNAME, as init_process_group does.
     rank, size = environment.global_rank, environment.global_size
-    return (dist.ProcessGroupGloo(dist.PrefixStore("isthmus-gradients", store), rank, size, timeout),
-            dist.ProcessGroupGloo(dist.PrefixStore("isthmus-control", store), rank, size, timeout))
+    names = ("isthmus-gradients", "isthmus-control")
+    gradients, control = (c10d.ProcessGroupGloo(c10d.PrefixStore(name, store), rank, size, timeout) for name in names)
+    return cast(dist.ProcessGroup, gradients), cast(dist.ProcessGroup, control)
 
 
 def gather_numbers(group: dist.ProcessGroup, number: int, size: int) -> list[int]:
