@@ -133,6 +133,7 @@ def load(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     if not path.exists():
         return {
             "config": config,
+            "settings": {},
             "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
             "runs": {},
             "equal": None,
@@ -143,6 +144,15 @@ def load(path: Path, config: dict[str, Any]) -> dict[str, Any]:
             f"{path} holds results of another configuration:\n  {results['config']}\nremove it, or give another --out"
         )
     return results
+
+
+def settle(results: dict[str, Any], ways: dict[str, Strategy]) -> None:
+    """Forget the runs of ways whose settings have changed since; the others stand."""
+    for way, strategy in ways.items():
+        wanted = strategy.model_dump(mode="json")
+        if results["settings"].get(way) != wanted:
+            results["runs"] = {key: run for key, run in results["runs"].items() if not key.startswith(f"{way}-")}
+        results["settings"][way] = wanted
 
 
 def store(path: Path, results: dict[str, Any]) -> None:
@@ -217,20 +227,9 @@ def main() -> None:
     options = parse()
     outer = Outer(lr=options.outer_lr, momentum=options.outer_momentum, nesterov=options.outer_momentum > 0)
     ways = strategies(options.inner_steps, outer)
-    config = {
-        name: getattr(options, name)
-        for name in (
-            "steps",
-            "preset",
-            "batch",
-            "lr",
-            "eval_windows",
-            "inner_steps",
-            "outer_lr",
-            "outer_momentum",
-        )
-    }
+    config = {name: getattr(options, name) for name in ("steps", "preset", "batch", "lr", "eval_windows")}
     results, left = load(options.out, config), options.max_runs
+    settle(results, ways)
     for seed in SEEDS:
         for way, strategy in ways.items():
             if f"{way}-{seed}" in results["runs"] or left <= 0 or options.only not in (None, way):
