@@ -37,7 +37,7 @@ check: $(STAMP)
 ## make bench    benchmarks with their physical limits
 bench: $(STAMP)
 	$(BIN)/python benchmarks/startup.py
-	$(BIN)/python benchmarks/link_fidelity.py
+	$(BIN)/python benchmarks/link_fidelity.py --quick
 	$(BIN)/python benchmarks/all_reduce.py
 
 ## make quality  final loss of int4 and local steps against every-step fp32 (three seeds, about 40 minutes)

@@ -44,9 +44,20 @@ def test_blocks_reduce_to_medians_over_repeats_and_ranks() -> None:
     assert measured.tokens_per_s == 200 / 2.5
     assert measured.wan_bytes_per_step == 50.0
     assert measured.backward_fraction == 0.25
+    assert measured.straggler_s == 0.0
     assert (measured.parameters, measured.gradient_bytes, measured.buckets) == (10, 40, (16, 24))
     assert measured.loss == ((400, 2.5),)
     assert measured.hashes == ("ab", "ab")
+
+
+def test_regions_that_take_turns_being_slow_pay_for_the_slower_one() -> None:
+    west, east = one_rank(1.0)[:2], one_rank(1.0)[:2]
+    west += steps(0, "off", [1.0, 3.0, 1.0, 3.0])
+    east += steps(0, "off", [3.0, 1.0, 3.0, 1.0])
+    measured = reduce_metrics({"west-0": west, "east-0": east})
+    assert measured is not None
+    # Every step one region takes 3 s and one 1 s: the median step is 2 s, the slower of both always 3 s.
+    assert measured.straggler_s == pytest.approx(1.0)
 
 
 def test_the_busiest_region_counts_the_bytes_of_all_its_ranks() -> None:

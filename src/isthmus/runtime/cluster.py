@@ -253,14 +253,16 @@ class Cluster:
         inputs, targets = batch
         with self._named_failures():
             loss = loss_fn(model(inputs), targets)
+            begun_s = time.perf_counter()
             loss.backward()
+            ended_s = time.perf_counter()
             hook = self._model.hook if self._model else None
-            waited_s = 0.0
-            if hook is not None:
-                waited_s = max(0.0, time.perf_counter() - hook.enqueued_s)
+            backward_s, waited_s = ended_s - begun_s, 0.0
+            if hook is not None and hook.enqueued_s > begun_s:
+                backward_s, waited_s = hook.enqueued_s - begun_s, ended_s - hook.enqueued_s
                 if hook.failure is not None:
                     raise hook.failure
-        session.note(float(loss.detach()), targets.numel(), waited_s)
+        session.note(float(loss.detach()), targets.numel(), backward_s, waited_s)
         return loss.detach()
 
     def evaluation(self) -> AbstractContextManager[None]:

@@ -42,6 +42,7 @@ class HookState:
         enqueued_s: `time.perf_counter()` when the last bucket was handed over: the backward pass proper ends here.
         failure: The first error of any exchange.
         flat_bytes: Bytes this rank has sent to another region through the flat ring, by formula.
+        bucket_bytes: Sizes of the buckets of the last backward pass, in the order they became ready.
     """
 
     def __init__(
@@ -63,7 +64,16 @@ class HookState:
         self.enqueued_s = 0.0
         self.failure: BaseException | None = None
         self.flat_bytes = 0
+        self.bucket_bytes: tuple[int, ...] = ()
+        self._filling: list[int] = []
         self._pending: list[tuple[UnderWay | None, Future, torch.Tensor]] = []
+
+    def note_bucket(self, size_bytes: int, *, last: bool) -> None:
+        """Keep the sizes of this backward pass's buckets, and when its last one was handed over."""
+        self._filling.append(size_bytes)
+        if last:
+            self.enqueued_s = time.perf_counter()
+            self.bucket_bytes, self._filling = tuple(self._filling), []
 
     def begin(self, flat: torch.Tensor, index: int, contents: tuple[int, ...], future: Future) -> None:
         """On the communication thread: reduce one bucket inside the region and send it on.
@@ -179,8 +189,7 @@ class Residuals:
 def ddp_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The communication hook: the future of the bucket's mean over all ranks that take part."""
     future = _through_gloo(state, bucket.buffer()) if state.reducer is None else _through_courier(state, bucket)
-    if bucket.is_last():
-        state.enqueued_s = time.perf_counter()
+    state.note_bucket(bucket.buffer().nbytes, last=bucket.is_last())
     return future
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 __all__ = ["Metrics", "StepClock"]
 
-Kind = Literal["start", "step", "sync", "eval", "end"]
+Kind = Literal["start", "buckets", "step", "sync", "eval", "end"]
 
 
 class Metrics:

@@ -41,6 +41,8 @@ class Session:
         self._snapshot: tuple[Snapshot, int] | None = None
         self._losses: list[float] = []
         self._tokens = 0
+        self._backward_s = 0.0
+        self._bucket_bytes: tuple[int, ...] = ()
         self._step = 0
         self._waited_s = 0.0
         self._proved_bytes = 0
@@ -54,10 +56,11 @@ class Session:
         self._switch()
         self.clock.restart()
 
-    def note(self, loss: float, tokens: int, waited_s: float) -> None:
-        """Record one forward and backward pass of the step under way."""
+    def note(self, loss: float, tokens: int, backward_s: float, waited_s: float) -> None:
+        """Record one forward and backward pass of the step under way; the wait for gradients is apart from the pass."""
         self._losses.append(loss)
         self._tokens += tokens
+        self._backward_s += backward_s
         self._waited_s += waited_s
 
     def end_step(self) -> None:
@@ -80,13 +83,21 @@ class Session:
             seconds=self.clock.lap(),
             loss=sum(self._losses) / max(1, len(self._losses)),
             tokens=tokens,
+            backward_s=self._backward_s,
             exposed_s=self._waited_s,
             wan_bytes=self._sent_bytes(),
         )
-        self._losses, self._tokens, self._waited_s = [], 0, 0.0
+        self._losses, self._tokens, self._backward_s, self._waited_s = [], 0, 0.0, 0.0
+        self._note_buckets()
         if ending:
             with self.clock.stopped():
                 self._change_block(mode)
+
+    def _note_buckets(self) -> None:
+        """Write the gradient buckets when they are new: DDP fills them anew after the first step."""
+        if self.hook is not None and self.hook.bucket_bytes != self._bucket_bytes:
+            self._bucket_bytes = self.hook.bucket_bytes
+            self.metrics.write("buckets", bytes=list(self._bucket_bytes))
 
     def close(self) -> str:
         """End in good order: flush, prove all members equal, and return the hash of the parameters."""

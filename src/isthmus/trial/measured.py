@@ -35,6 +35,8 @@ class Measured:
         parameters, gradient_bytes: Of the model that was trained.
         buckets: Bytes of each gradient bucket in the order they become ready; empty where none were recorded.
         backward_fraction: Median share of an off step between the start of the backward pass and its last bucket.
+        straggler_s: Median over off steps of how much longer the slowest region took than the median off step: what
+            regions that wait for each other every step pay, WAN or not.
         steps: Steps that every rank recorded.
     """
 
@@ -52,6 +54,7 @@ class Measured:
     gradient_bytes: int
     buckets: tuple[int, ...]
     backward_fraction: float
+    straggler_s: float
     steps: int
 
     @property
@@ -86,7 +89,9 @@ def reduce_metrics(ranks: dict[str, list[dict[str, Any]]]) -> Measured | None:
     tokens = median(block.tokens for block in reference)
     records = [record for lines in ranks.values() for record in lines]
     start: dict[str, Any] = next((record for record in records if record["kind"] == "start"), _NOTHING)
-    buckets: list[int] = next((record["bytes"] for record in records if record["kind"] == "buckets"), list[int]())
+    # The last record of the first rank: DDP fills its buckets anew after the first step.
+    found: list[list[int]] = [r["bytes"] for lines in list(ranks.values())[:1] for r in lines if r["kind"] == "buckets"]
+    buckets = found[-1] if found else list[int]()
     return Measured(
         step_s=step_s,
         step_s_repeats=tuple(block.step_s for block in on),
@@ -102,6 +107,7 @@ def reduce_metrics(ranks: dict[str, list[dict[str, Any]]]) -> Measured | None:
         gradient_bytes=int(start.get("gradient_bytes", 0)),
         buckets=tuple(int(size) for size in buckets),
         backward_fraction=_backward_fraction(records),
+        straggler_s=_straggler_s(ranks),
         steps=min(sum(record["kind"] == "step" for record in lines) for lines in ranks.values()),
     )
 
@@ -152,6 +158,20 @@ def _block(index: int, by_rank: dict[str, dict[int, list[dict[str, Any]]]]) -> _
         tokens=sum(_mean(r["tokens"] for r in blocks[index]) for blocks in by_rank.values()),
         wan_bytes=dict(region_bytes),
     )
+
+
+def _straggler_s(ranks: dict[str, list[dict[str, Any]]]) -> float:
+    by_step: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for rank, records in ranks.items():
+        for record in records:
+            if record["kind"] == "step" and record["mode"] == "off":
+                by_step[int(record["step"])][rank.rpartition("-")[0]].append(float(record["seconds"]))
+    # Ranks of a region meet in every step, so their mean is the region's time.
+    regions = [[_mean(seconds) for seconds in step.values()] for step in by_step.values()]
+    if not regions:
+        return 0.0
+    typical = median(seconds for step in regions for seconds in step)
+    return max(0.0, median(max(step) for step in regions) - typical)
 
 
 def _mean(values: Iterable[Any]) -> float:

@@ -146,6 +146,7 @@ def _inputs(strategy: Strategy, setting: Setting, links: TunnelLinks, calibratio
         copy_bytes_per_s=speeds.copy_bytes_per_s,
         links_per_region=1 if len(regions) == 2 else len(regions) - 1,
         chunk_bytes=SEGMENT_BYTES,
+        straggler_s=calibration.straggler_s,
     )
 
 
