@@ -1,5 +1,6 @@
 """Local steps: the outer rule against torch's own SGD, and rounds between regions that are threads of this process."""
 
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,16 +41,26 @@ class HubLink:
         self.hub, self.region, self.regions = hub, region, regions
         self.courier = ThreadPoolExecutor(1)
         self.digests: list[int] = []
+        self.rounds, self.noise = 0, 0.0
 
     def submit(self, job: Callable[[], Any]) -> "Future[Any]":
         return self.courier.submit(job)
 
     def mean_(self, shard: torch.Tensor) -> int:
         shard.copy_(torch.stack(self.hub.swap(self.region, shard.clone())).sum(0).div_(self.regions))
+        if self.noise:  # as a codec's, it depends on how many rounds there were
+            shard.add_(self.noise * math.sin(self.rounds))
+        self.rounds += 1
         return shard.nbytes
 
     def gather(self, shard: torch.Tensor) -> torch.Tensor:
         return shard.clone()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rounds": self.rounds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rounds = state["rounds"]
 
     def numbers(self, number: int) -> list[int]:
         return self.hub.swap(self.region, number)
@@ -189,22 +200,23 @@ def test_after_a_flush_all_members_are_bit_identical(data: st.DataObject, inner:
 def test_resuming_from_a_state_is_bit_exact_also_inside_a_round(cut: int) -> None:
     rule = strategy(3, 2, Outer(lr=0.8, momentum=0.7, nesterov=True))
 
-    def whole(region: int, link: OuterLink) -> torch.Tensor:
-        held = parameters()
+    def whole(region: int, link: Any) -> torch.Tensor:
+        held, link.noise = parameters(), 0.01
         sync = LocalSync(held, link, rule)
         for step in range(11):
             move(held, region, step)
             sync.after_step(7)
         return torch.cat([flat(held), sync.outer, sync.momentum])
 
-    def resumed(region: int, link: OuterLink) -> torch.Tensor:
-        held = parameters()
+    def resumed(region: int, link: Any) -> torch.Tensor:
+        held, link.noise = parameters(), 0.01
         sync = LocalSync(held, link, rule)
         for step in range(cut):
             move(held, region, step)
             sync.after_step(7)
         saved, values = sync.state_dict(), [parameter.detach().clone() for parameter in held]
         fresh = [torch.nn.Parameter(value) for value in values]
+        link.rounds = 99  # a new process knows nothing of the rounds before
         again = LocalSync(fresh, link, rule)
         again.load_state_dict(saved)
         for step in range(cut, 11):

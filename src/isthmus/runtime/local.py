@@ -52,6 +52,12 @@ class OuterLink(Protocol):
         """Compare with the other ranks of this region, now."""
         ...
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the codec owes and how many rounds there were; none may be under way."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...  # noqa: D102
+
     def prove(self, digest: int, what: str) -> None:
         """Compare this rank's fingerprint of `what` with every other member's, now or at the next call."""
         ...
@@ -192,6 +198,7 @@ class LocalSync:
             "inner": self.inner,
             "tokens": self.tokens,
             "rounds": self.rounds,
+            "link": self.link.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -210,6 +217,7 @@ class LocalSync:
         self.outer.copy_(state["outer"])
         self.momentum.copy_(state["momentum"])
         self.inner, self.tokens, self.rounds = state["inner"], state["tokens"], state["rounds"]
+        self.link.load_state_dict(state["link"])
         self._pending = None
         if state["pending"] is not None:
             arrival: Future[Arrival] = Future()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -45,6 +45,16 @@ class RailLink:
         exchange_mean(self._rail, shard, message_tag(_DELTA_TAG, self._rounds, 0, 0), options)
         self._rounds += 1
         return self._rail.wan_bytes_sent() - before
+
+    def state_dict(self) -> dict[str, Any]:
+        """Residuals, and the count of rounds that numbers the codec's noise."""
+        return {"rounds": self._rounds, "feedback": self.feedback.state_dict() if self.feedback else {}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self._rounds = state["rounds"]
+        if self.feedback is not None:
+            self.feedback.load_state_dict(state["feedback"])
 
     def gather(self, shard: torch.Tensor) -> torch.Tensor:
         """The shards of this region's ranks, end to end."""
