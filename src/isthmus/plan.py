@@ -50,6 +50,9 @@ class Strategy(Document):
     step, reduce-scatter in the region, exchange of each rail's shard over the WAN, all-gather in the region.
     `local-steps`: regions train alone for `inner_steps`, then exchange parameter deltas. `sharded`:
     parameters and optimizer sharded over all regions (ZeRO-3). `pipeline`: layers split by region.
+
+    `wan_rate_bytes_per_s` is what a region's link to another carries, one way, in IP bytes, where it is known: the ranks
+    of a region then pace their streams to equal shares of it, instead of having every start probe for the rate.
     """
 
     name: str
@@ -61,6 +64,7 @@ class Strategy(Document):
     delay_steps: Annotated[int, Field(ge=0)] = 0
     bucket_bytes: Positive = 25 * 2**20
     streams: Positive = 4
+    wan_rate_bytes_per_s: Annotated[float, Field(gt=0)] | None = None
 
 
 class Layout(Document):

@@ -35,10 +35,11 @@ def strategies(setting: Setting) -> list[Strategy]:
 
     16-bit gradients need no bf16 codec, and are the plain wire format of `hierarchical`.
     """
-    streams = setting.wan.streams if setting.wan else 4
-    plain = Strategy(name="hierarchical", kind="hierarchical", streams=streams)
     if setting.wan is None:
-        return [plain.model_copy(update={"name": "one-region"})]
+        return [Strategy(name="one-region", kind="hierarchical")]
+    streams = setting.wan.streams
+    rate = min(link.rate_bytes_per_s for link in setting.fabric.wan)
+    plain = Strategy(name="hierarchical", kind="hierarchical", streams=streams, wan_rate_bytes_per_s=rate)
     found = [Strategy(name="flat", kind="flat", streams=streams), plain]
     codecs: tuple[Literal["bf16", "int8", "int4"], ...] = ("bf16", "int8", "int4")
     for codec in codecs:
@@ -55,6 +56,7 @@ def strategies(setting: Setting) -> list[Strategy]:
                 inner_steps=steps,
                 delay_steps=int(delayed),
                 streams=streams,
+                wan_rate_bytes_per_s=rate,
             )
         )
     found += [Strategy(name=name, kind="sharded", streams=streams) for name in ZERO_STAGES]

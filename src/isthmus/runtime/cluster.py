@@ -38,7 +38,7 @@ from isthmus.runtime.outer_link import RailLink
 from isthmus.runtime.sampling import ShardedBatches
 from isthmus.runtime.session import Session, explain_failure
 from isthmus.runtime.snapshot import Stateful
-from isthmus.runtime.transport import Rail
+from isthmus.runtime.transport import Rail, RailOptions
 from isthmus.runtime.world import World, open_world
 
 __all__ = ["Cluster", "join"]
@@ -64,7 +64,10 @@ def join(plan: Plan | Path | str | None = None, *, timeout_s: float = 120.0) -> 
     try:
         world = open_world(environment, flat=strategy.kind == "flat", timeout_s=timeout_s)
         if environment.members is not None and environment.regions > 1 and strategy.kind != "flat":
-            rail = Rail.open(environment.members, environment.region_index, environment.rank, strategy.streams, timeout_s)
+            rate = strategy.wan_rate_bytes_per_s
+            options = RailOptions(rate_bytes_per_s=rate / environment.world_size if rate else None)
+            place = environment.members, environment.region_index, environment.rank
+            rail = Rail.open(*place, strategy.streams, timeout_s, options)
         with Metrics(environment.metrics_dir, environment.region, environment.rank) as metrics:
             federation = Federation(environment, world, courier, rail)
             yield Cluster(environment, strategy, federation, metrics)

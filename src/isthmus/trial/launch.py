@@ -5,6 +5,7 @@ nothing of torch; the same environment is what a cluster's own launcher sets.
 """
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from isthmus.errors import InfeasibleError
 __all__ = ["Ranks", "RunSpec", "start_ranks"]
 
 FLAT_PORT, RAIL_PORT = 29400, 29600
+_STEP = re.compile(rb'^\{"kind":\s*"step"', re.MULTILINE)
 DEMO = (sys.executable, "-m", "isthmus.runtime.demo_train")
 
 
@@ -56,7 +58,7 @@ class Ranks:
         first = next(iter(self.processes))
         path = self.folder / "metrics" / f"{first[0]}-{first[1]}.jsonl"
         with suppress(FileNotFoundError):
-            return path.read_bytes().count(b'"kind": "step"')
+            return len(_STEP.findall(path.read_bytes()))
         return 0
 
     def signal_region(self, region: str, number: signal.Signals) -> None:

@@ -163,7 +163,7 @@ def _write_plans(
                 fabric=setting.fabric.name,
                 workload=f"wind tunnel for {setting.workload.name}",
                 tokens_per_step=known.tokens_per_step,
-                strategy=strategy,
+                strategy=strategy.model_copy(update={"wan_rate_bytes_per_s": links.rate_bytes_per_s}),
                 layout=Layout(dp=ranks),
                 prediction=predictions[strategy.name],
                 why="asked for by `isthmus try`",
