@@ -51,7 +51,7 @@ class Ranks:
 
     folder: Path
     processes: dict[tuple[str, int], subprocess.Popen[bytes]]
-    expected_dead: set[str] = field(default_factory=lambda: set[str]())
+    expected_dead: set[str] = field(default_factory=set[str])
 
     def steps_seen(self) -> int:
         """Steps that the first rank has recorded so far."""

@@ -23,6 +23,7 @@ from isthmus.trial.strategies import STRATEGIES
 
 __all__ = ["run_trial"]
 
+_BENCH = "isthmus bench, in this tunnel before the runs"
 # Wide enough that the calibration run, which crosses the WAN only to start and in one step of fifteen, never waits for it.
 _OPEN_RATE_BYTES_PER_S, _OPEN_RTT_S = 125e6, 0.0
 # The least pipeline segment of the runtime's hierarchical all-reduce, which buckets of 1 MiB get.
@@ -184,11 +185,11 @@ def _assumptions(inputs: TrialInputs, links: TunnelLinks) -> list[Assumption]:
         Assumption(name="backward pass, share of the step", value=inputs.backward_fraction, unit="",
                    source="measured before the predicted runs, same ranks (calibration/)"),
         Assumption(name="reduce-scatter + all-gather in the region", value=inputs.copy_bytes_per_s, unit="B/s",
-                   source="isthmus bench, in this tunnel before the runs"),
+                   source=_BENCH),
     ]
     for name, value in (("encode", inputs.codec_encode_bytes_per_s), ("decode", inputs.codec_decode_bytes_per_s)):
         if value is not None:
-            rows.append(Assumption(name=f"codec {name}, of fp32", value=value, unit="B/s", source="isthmus bench, in this tunnel before the runs"))
+            rows.append(Assumption(name=f"codec {name}, of fp32", value=value, unit="B/s", source=_BENCH))
     return rows
 
 

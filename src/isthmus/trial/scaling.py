@@ -16,7 +16,7 @@ __all__ = ["RealRatios", "TunnelLinks", "links_for", "real_ratios"]
 _ALWAYS_LEFT_OUT = (
     "GPUs, NVLink and in-region switches: ranks are CPU processes, in-region links are not shaped",
     "the number of GPUs in a region: a few ranks stand for all of them, since the WAN sees regions",
-    "loss and jitter per step: loss is kept per packet and jitter in proportion to the RTT, but a small model sends fewer packets",
+    "loss and jitter per step: loss is kept per packet, jitter in proportion to the RTT; a small model sends fewer packets",
 )
 
 

@@ -114,10 +114,8 @@ def _expert_layer(shape: ModelShape) -> int:
 
 
 def _mla_parameters(shape: ModelShape) -> int:
-    if shape.q_rank:
-        queries = shape.q_rank * (shape.hidden + 1 + shape.query_width)
-    else:
-        queries = shape.hidden * shape.query_width
+    compressed = shape.q_rank * (shape.hidden + 1 + shape.query_width)
+    queries = compressed if shape.q_rank else shape.hidden * shape.query_width
     latent = shape.hidden * (shape.kv_rank + shape.rope_dim) + shape.kv_rank
     expanded = shape.kv_rank * shape.heads * (shape.nope_dim + shape.head_dim)
     return queries + latent + expanded + shape.heads * shape.head_dim * shape.hidden
