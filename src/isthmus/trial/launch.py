@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from isthmus.bench import rank_environment
 from isthmus.emulate import Tunnel
@@ -78,28 +79,26 @@ class Ranks:
         deadline = time.monotonic() + timeout_s
         while any(process.poll() is None for process in self.processes.values()):
             tick()
-            failed = self._failed()
-            if failed:
-                self._grace(failed)
-                return
+            if self._failed():
+                self._explain_failure()
             if time.monotonic() > deadline:
                 slow = [f"{region}-{rank}" for (region, rank), p in self.processes.items() if p.poll() is None]
                 self.end()
                 raise InfeasibleError(f"the run did not end within {timeout_s:.0f} s (still running: {', '.join(slow)})",
                                       self._tail(next(iter(self.processes))))
             time.sleep(0.2)
-        failed = self._failed()
-        if failed:
-            self._grace(failed)
+        if self._failed():
+            self._explain_failure()
 
     def _failed(self) -> list[tuple[str, int]]:
         return [key for key, process in self.processes.items() if process.poll() not in (None, 0)]
 
-    def _grace(self, failed: list[tuple[str, int]]) -> None:
+    def _explain_failure(self) -> NoReturn:
         """One rank failed: its peers notice within their time-outs; then report the one that says why."""
         deadline = time.monotonic() + 20
         while any(p.poll() is None for p in self.processes.values()) and time.monotonic() < deadline:
             time.sleep(0.1)
+        failed = self._failed()  # before the rest are ended, which is no failure of theirs
         self.end()
         first = next((key for key in failed if key[0] not in self.expected_dead), failed[0])
         code = self.processes[first].returncode
