@@ -16,6 +16,7 @@ from isthmus.runtime.frames import (
     RailError,
     StrangerError,
     federation_id,
+    pack_bye,
     pack_frame,
     pack_hello,
 )
@@ -61,6 +62,13 @@ def pair(streams=3, timeout_s=10.0, options=None):
         yield rails
     finally:
         together(*(rail.close for rail in rails))
+
+
+def wait_until(true, limit_s=10.0):
+    deadline_s = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < deadline_s, "never happened"
+        time.sleep(0.005)
 
 
 def pattern(size, seed):
@@ -323,3 +331,35 @@ def test_only_the_given_address_is_listened_on():
 def test_a_congestion_control_the_kernel_lacks_is_an_error_and_not_replaced():
     with pytest.raises(RailError, match="does not let us choose the congestion control 'nonesuch'"):
         Rail.open(free_members(), 0, 0, 1, 1.0, RailOptions(congestion="nonesuch"))
+
+
+@pytest.mark.parametrize("way", ["a goodbye", "no goodbye"])
+def test_the_missing_rest_of_a_message_asked_for_after_the_link_ended_is_lost_at_once_with_the_reason(way):
+    members = free_members()
+    impostor = Impostor(members)
+    gone = threading.Event()
+
+    def use():
+        with Rail.open(members, 0, 0, 1, 20.0) as rail:
+            gone.wait(10)
+            inbox = rail._links[1].inbox
+            wait_until(lambda: inbox.early_bytes and (inbox._ended or inbox._error))
+            rail.receive(1, 5, bytearray(1000)).wait()
+
+    def play():
+        with impostor.connect() as sock:
+            sock.sendall(impostor.hello)
+            sock.recv(1000)
+            half = bytes(400)
+            sock.sendall(pack_frame(5, 1000, 0, memoryview(half)) + half + (pack_bye() if way == "a goodbye" else b""))
+            sock.shutdown(socket.SHUT_WR)
+            gone.set()
+            with contextlib.suppress(OSError):
+                sock.recv(1000)
+
+    started_s = time.monotonic()
+    error = together(use, play)[0]
+    assert isinstance(error, PeerLostError)
+    said = "the peer closed the link with 600 of 1000 bytes missing" if way == "a goodbye" else "closed stream 0 without a goodbye"
+    assert said in str(error)
+    assert time.monotonic() - started_s < 8.0

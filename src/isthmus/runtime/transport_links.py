@@ -252,6 +252,10 @@ class Inbox:
             self._posted[tag] = posted
             for chunk in waiting.chunks:
                 self._copy(tag, posted, chunk)
+            broken = self._error or (self._closed_early(ticket) if self._ended else None)
+            if broken is not None and not ticket.done:
+                del self._posted[tag]  # the rest will not come: say so now and not after the time-out
+                ticket.finish(broken)
             self._changed.notify_all()
 
     def place(self, frame: Frame) -> Landing:
@@ -297,12 +301,11 @@ class Inbox:
             self._posted.clear()
             self._changed.notify_all()
         for posted in broken:
-            posted.ticket.finish(
-                PeerLostError(
-                    f"{posted.ticket.what}: the peer closed the link with {posted.ticket.left_bytes} of "
-                    f"{posted.ticket.size} bytes missing"
-                )
-            )
+            posted.ticket.finish(self._closed_early(posted.ticket))
+
+    @staticmethod
+    def _closed_early(ticket: Ticket) -> PeerLostError:
+        return PeerLostError(f"{ticket.what}: the peer closed the link with {ticket.left_bytes} of {ticket.size} bytes missing")
 
     def fail(self, error: Exception) -> None:
         """Give up all that is asked for, and wake the readers."""
