@@ -360,6 +360,6 @@ def test_the_missing_rest_of_a_message_asked_for_after_the_link_ended_is_lost_at
     started_s = time.monotonic()
     error = together(use, play)[0]
     assert isinstance(error, PeerLostError)
-    said = "the peer closed the link with 600 of 1000 bytes missing" if way == "a goodbye" else "closed stream 0 without a goodbye"
+    said = {"a goodbye": "the link with 600 of 1000 bytes missing", "no goodbye": "closed stream 0 without a goodbye"}[way]
     assert said in str(error)
     assert time.monotonic() - started_s < 8.0
