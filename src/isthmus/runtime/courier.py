@@ -17,6 +17,8 @@ class Courier:
     """
 
     def __init__(self, name: str = "isthmus-courier") -> None:
+        self._closed = False
+        self._submitting = threading.Lock()
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self.failure: BaseException | None = None
         # A daemon, so that a rank whose peer is dead can still exit; every wait inside a job has a time limit.
@@ -24,9 +26,16 @@ class Courier:
         self._thread.start()
 
     def submit(self, job: Callable[[], Any]) -> "Future[Any]":
-        """Queue `job`; its result or error arrives in the future."""
+        """Queue `job`; its result or error arrives in the future.
+
+        Raises:
+            RuntimeError: After `close`: nobody would run it, and its future would never come.
+        """
         future: Future[Any] = Future()
-        self._jobs.put((job, future))
+        with self._submitting:
+            if self._closed:
+                raise RuntimeError("isthmus: the communication thread has ended; this was used outside isthmus.join()")
+            self._jobs.put((job, future))
         return future
 
     def raise_failure(self) -> None:
@@ -36,7 +45,9 @@ class Courier:
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Let the queued jobs end, for at most `timeout_s`, and stop."""
-        self._jobs.put(None)
+        with self._submitting:
+            self._closed = True
+            self._jobs.put(None)
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
