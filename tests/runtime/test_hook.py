@@ -89,6 +89,7 @@ def test_what_is_owed_moves_with_its_parameter_and_is_owned_once(data: st.DataOb
         for layout in layouts[1:]:
             list(pool.map(announce, range(RANKS), [layout] * RANKS))
             assert owed_by_parameter(reducers, kept[0]) == before
+        assert all(residuals._owed is None for residuals in kept)
 
 
 @settings(deadline=None)

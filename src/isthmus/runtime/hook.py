@@ -152,6 +152,8 @@ class Residuals:
         self.layout[index] = contents
         self.first[index] = sum(self.sizes[number] for bucket in range(index) for number in self.layout[bucket])
         self._give(reducer, index, contents)
+        if sum(len(held) for held in self.layout.values()) == len(self.sizes):
+            self._owed = None  # the last bucket has its part: a copy of the whole model need not stay
 
     def _collect(self, reducer: HierarchicalReducer, federation: Federation) -> torch.Tensor:
         """Everything the region owes, in the parameters' order, on every rank; the reducer's own copy is emptied."""
