@@ -1,10 +1,12 @@
 """Training state, copied and put back: off blocks of a measurement must leave no trace."""
 
 import copy
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy
 import torch
 from torch import nn
 
@@ -21,11 +23,20 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Copies of a model's parameters and buffers, the states of its optimizer and others, and torch's CPU generator."""
+    """Copies of a model's parameters and buffers, the states of its optimizer and others, and of the global random generators.
+
+    Attributes:
+        tensors: Parameters and buffers.
+        states: Of the optimizer and others, in order.
+        generator: Torch's CPU generator.
+        python_random, numpy_random: States of `random` and of `numpy.random`, which data loading may draw from.
+    """
 
     tensors: list[torch.Tensor]
     states: list[dict[str, Any]]
     generator: torch.Tensor
+    python_random: tuple[Any, ...]
+    numpy_random: dict[str, Any]
 
 
 def take(model: nn.Module, stateful: Iterable[Stateful]) -> Snapshot:
@@ -34,6 +45,8 @@ def take(model: nn.Module, stateful: Iterable[Stateful]) -> Snapshot:
         tensors=[tensor.detach().clone() for tensor in _tensors(model)],
         states=[copy.deepcopy(item.state_dict()) for item in stateful],
         generator=torch.get_rng_state(),
+        python_random=random.getstate(),
+        numpy_random=numpy.random.get_state(legacy=False),  # pyright: ignore[reportArgumentType]
     )
 
 
@@ -45,6 +58,8 @@ def restore(snapshot: Snapshot, model: nn.Module, stateful: Iterable[Stateful]) 
     for item, state in zip(stateful, snapshot.states, strict=True):
         item.load_state_dict(copy.deepcopy(state))
     torch.set_rng_state(snapshot.generator)
+    random.setstate(snapshot.python_random)
+    numpy.random.set_state(snapshot.numpy_random)
 
 
 def _tensors(model: nn.Module) -> list[torch.Tensor]:
