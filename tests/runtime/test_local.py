@@ -239,6 +239,23 @@ def test_a_state_of_another_model_is_refused() -> None:
     assert in_regions(1, work)[0].startswith("state: holds 6 outer parameters in shards of 6, this rank has 7 in shards of 7")
 
 
+def test_a_state_is_not_loaded_over_a_round_under_way() -> None:
+    def work(region: int, link: OuterLink) -> str:
+        held = parameters()
+        sync = LocalSync(held, link, strategy(2, 1))
+        saved = sync.state_dict()
+        for step in range(2):
+            move(held, region, step)
+            sync.after_step()
+        with pytest.raises(InputError) as caught:
+            sync.load_state_dict(saved)
+        sync.flush()
+        sync.load_state_dict(saved)
+        return str(caught.value)
+
+    assert in_regions(2, work)[0].startswith("state: was to be loaded while an outer round is under way")
+
+
 def test_regions_are_weighed_by_their_tokens() -> None:
     # Region 0 moves +1 on 100 tokens, region 1 moves +5 on 300: the mean is (100 + 1500) / 400 = +4.
     def work(region: int, link: OuterLink) -> torch.Tensor:

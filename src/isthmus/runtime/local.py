@@ -205,8 +205,13 @@ class LocalSync:
         """Go on where `state_dict` was taken, bit for bit.
 
         Raises:
-            InputError: The state is of another model or another number of ranks.
+            InputError: The state is of another model or another number of ranks; or a round is under way, whose result
+                would be lost here and awaited elsewhere.
         """
+        if self._pending is not None:
+            raise InputError(
+                "state", "was to be loaded while an outer round is under way", "load it before training, or flush() first"
+            )
         if state["outer"].shape != self.outer.shape or state["momentum"].shape != self.momentum.shape:
             raise InputError(
                 "state",
