@@ -9,8 +9,8 @@ from torch import nn
 
 from isthmus.runtime.blocks import Pace
 from isthmus.runtime.federation import Federation
-from isthmus.runtime.frames import PeerLostError, RailError
-from isthmus.runtime.hashing import ReplicaMismatchError, fingerprint
+from isthmus.runtime.frames import PeerLostError
+from isthmus.runtime.hashing import fingerprint
 from isthmus.runtime.hook import HookState
 from isthmus.runtime.local import Arrival, LocalSync
 from isthmus.runtime.metrics import Metrics, StepClock
@@ -176,8 +176,8 @@ class Session:
 
 def explain_failure(error: BaseException, where: str) -> BaseException:
     """The error to show for one of the communication thread's: a lost peer by name, anything else as it is."""
-    if isinstance(error, ReplicaMismatchError | PeerLostError):
-        return error
-    if isinstance(error, RailError | RuntimeError):  # gloo reports a dead or silent peer as a bare RuntimeError
+    # Gloo reports a dead or silent peer as a bare RuntimeError that begins with the place in its source.
+    gloo = type(error) is RuntimeError and "gloo" in str(error).lower()
+    if gloo or isinstance(error, torch.distributed.DistError):
         return PeerLostError(f"{where}: the exchange with another rank failed: {error}")
     return error
