@@ -16,6 +16,8 @@ from torch._C import _distributed_c10d as c10d
 from isthmus.errors import InputError
 from isthmus.runtime.environment import RankEnvironment, split_address
 
+COMM_PATIENCE = 10
+
 __all__ = ["World", "gather_numbers", "open_world"]
 
 
@@ -70,7 +72,9 @@ def open_world(environment: RankEnvironment, *, flat: bool, timeout_s: float) ->
             "let isthmus.join() initialise it",
         )
     world.region_group = dist.group.WORLD
-    group = dist.new_group(backend="gloo", timeout=timeout)
+    # Longer: a rank waits here for a neighbour whose rail waits for a slower region, and a neighbour that died is found by
+    # its reset connections at once.
+    group = dist.new_group(backend="gloo", timeout=COMM_PATIENCE * timeout)
     assert isinstance(group, dist.ProcessGroup), group  # an int only for ranks outside the group
     world.comm_group = group
     if flat and environment.regions > 1:
