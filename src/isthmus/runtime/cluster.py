@@ -52,7 +52,9 @@ def join(plan: Plan | Path | str | None = None, *, timeout_s: float = 120.0) -> 
 
     Args:
         plan: A plan or its path. The launcher's ISTHMUS_PLAN goes before it, so that one script can be run all ways.
-        timeout_s: Silence after which another rank counts as lost.
+        timeout_s: Silence after which another rank counts as lost; the same on all ranks. It must exceed the longest lag
+            between regions: for every-step strategies one step, for local steps the time by which the slowest region's
+            K inner steps outlast the fastest one's. (An idle link sends no signs of life yet.)
 
     Raises:
         InputError: The environment, the members or the plan is wrong; or the plan's strategy cannot be run here.
