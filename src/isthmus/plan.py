@@ -83,7 +83,8 @@ class Layout(Document):
 class Prediction(Document):
     """What one step will take, per optimizer step; outer syncs are amortised over their inner steps.
 
-    `step_s` is `compute_s`, the bubble where there is a pipeline, and `exposed_s`. `utilisation` is tokens/s
+    `step_s` is `compute_s`, what it does not hide of communication inside a region, the bubble where there is a
+    pipeline, and `exposed_s`. `utilisation` is tokens/s
     with the WAN over tokens/s of the same ranks with inter-region communication off. `wan_bytes_per_step`
     leave the busiest region, headers included where the transport is known.
     """

@@ -90,9 +90,11 @@ def test_time_memory_and_utilisation_hang_together(name: str) -> None:
     without_wan = prediction.step_s - prediction.exposed_s
     assert prediction.utilisation == pytest.approx(without_wan / prediction.step_s)
     assert prediction.tokens_per_s == pytest.approx(LLAMA.tokens_per_step / prediction.step_s)
-    # The bubble (p - 1)/m is all that stands between the two.
+    # The bubble (p - 1)/m and what compute does not hide inside the region stand between the two.
     rounds = LLAMA.sequences_per_step / (layout.dp * layout.micro_batch)
-    assert without_wan == pytest.approx(prediction.compute_s * (1 + (layout.pp - 1) / rounds))
+    steady = without_wan / (1 + (layout.pp - 1) / rounds)
+    assert steady >= prediction.compute_s * (1 - 1e-9)
+    assert ("inside the region" in prediction.formula) == (steady > prediction.compute_s * (1 + 1e-9))
 
 
 def test_hierarchical_beats_flat_and_fewer_bits_beat_more() -> None:

@@ -7,6 +7,7 @@ from isthmus.plan import Assumption
 
 __all__ = [
     "BACKWARD_FRACTION",
+    "BLOCKING_IN_MFU",
     "DEFAULT_MFU",
     "MEMORY_RESERVE",
     "NCCL_BUFFER",
@@ -92,6 +93,13 @@ DEFAULT_MFU = Assumption(
     value=0.40,
     unit="",
     source="Llama 3 405B on H100: 0.38 to 0.43 (arXiv 2407.21783, table 4)",
+)
+BLOCKING_IN_MFU = Assumption(
+    name="blocking in-region traffic that MFU holds, share of compute",
+    value=0.10,
+    unit="",
+    source="tp 8 of that same Llama 3 405B run: per token and block 8 x 7/8 x 32 KiB over NVLink at 0.81 = 0.63 us "
+    "beside 6.1 us of compute at 0.40; computed",
 )
 BACKWARD_FRACTION = Assumption(
     name="backward pass, share of a micro-batch",

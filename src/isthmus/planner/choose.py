@@ -25,6 +25,10 @@ TOLERANCE = 0.05
 SAME_STEP = 0.005
 """Layouts whose steps differ less than this are equal; the simpler is taken."""
 
+ZERO_3_MARGIN = 0.10
+"""How much quicker ZeRO-3 must be than a layout that keeps its weights (judgement: it gathers every block in every
+pass, and no run hides all of that)."""
+
 
 def choose_plan(fabric: Fabric, workload: Workload) -> Plan:
     """The plan for training `workload` on `fabric`, with every strategy weighed beside it.
@@ -101,6 +105,9 @@ def _best(setting: Setting, strategy: Strategy, known: Known) -> Candidate:
             risk=RISKS[risk(strategy)],
         )
     quickest = min(step for step, _ in fitting)
+    kept = [(step, weighed) for step, weighed in fitting if weighed.axes.zero < 3]
+    if kept and min(step for step, _ in kept) <= quickest * (1 + ZERO_3_MARGIN):
+        fitting, quickest = kept, min(step for step, _ in kept)
     near = [weighed for step, weighed in fitting if step <= quickest * (1 + SAME_STEP)]
     best = min(near, key=lambda weighed: _complexity(weighed.axes))
     return Candidate(

@@ -1,0 +1,77 @@
+"""Communication inside a region: its rates by hand, and that no layout is quicker than its own wire."""
+
+from pathlib import Path
+
+import pytest
+
+from isthmus.cost.collectives import Link, Tier
+from isthmus.fabric import read_fabric
+from isthmus.planner import choose_plan
+from isthmus.planner.candidates import layouts, strategies
+from isthmus.planner.inside import InRegion, group_rate, in_region, steady_s
+from isthmus.planner.predict import compute_step
+from isthmus.planner.setting import make_setting
+from isthmus.workload import Axes, parameter_count, read_workload
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SETTING = make_setting(read_fabric(EXAMPLES / "shenzhen-shanghai-8.yaml"), read_workload("llama-3-70b"))
+NVLINK, HALF_NIC = 450e9 * 0.81, 25e9 * 0.92  # 8 x H100 and 4 x 400 Gb/s a node
+
+
+def tiers(*members_and_rates: tuple[int, float]) -> list[Tier]:
+    return [
+        Tier(members=members, link=Link(latency_s=0, bandwidth_bytes_per_s=rate, source="test"))
+        for members, rate in members_and_rates
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stride", "ranks", "ring", "rate"),
+    [
+        (1, 8, True, NVLINK),  # tp8 stays in the node
+        (8, 4, True, HALF_NIC),  # dp beside tp8: one rank a node, one rail
+        (2, 16, True, 4 * HALF_NIC),  # dp beside tp2: four ranks of a node share their rails
+        (1, 32, True, 8 * HALF_NIC),  # all of the region in one ring: every NIC of the node, which is less than NVLink
+        (1, 32, False, HALF_NIC * 31 / 24),  # an all-to-all: 24 of 31 parts leave the node, over one rail
+    ],
+)
+def test_a_group_runs_at_the_slowest_tier_it_crosses(stride: int, ranks: int, ring: bool, rate: float) -> None:
+    assert group_rate(SETTING.tiers, stride, ranks, ring)[1] == pytest.approx(rate)
+
+
+def test_a_tier_that_the_group_does_not_cross_does_not_count() -> None:
+    assert group_rate(tiers((4, 1e9), (2, 9e9)), 4, 2, ring=True) == (1, 9e9)
+    assert group_rate([], 1, 1, ring=True)[1] == float("inf")
+
+
+def test_zero_3_gathers_weights_twice_and_scatters_gradients_in_every_micro_batch() -> None:
+    # tp8 in 4 nodes of a region; 512 sequences over 8 replicas: 64 micro-batches of 2 + 2 + 4 bytes a parameter.
+    axes = Axes(dp=8, tp=8, zero=3)
+    wires = in_region(SETTING, axes, spread=False)
+    own = parameter_count(SETTING.workload.shape) / 8
+    assert wires.axis == "dp"
+    assert wires.beside_s == pytest.approx(64 * 3 / 4 * own * 8 / HALF_NIC, rel=0.01)
+
+
+def test_overlapped_traffic_costs_what_exceeds_the_compute_and_blocking_what_exceeds_a_tenth_of_it() -> None:
+    def steady(beside_s: float, blocking_s: float) -> float:
+        return steady_s(10.0, InRegion(beside_s=beside_s, blocking_s=blocking_s, sent_bytes=0, axis="dp"))
+
+    assert (steady(9, 0.9), steady(12, 0), steady(0, 3)) == (10, 12, pytest.approx(12))
+
+
+def test_no_layout_is_quicker_than_its_wire_or_its_compute() -> None:
+    (plain,) = (each for each in strategies(SETTING) if each.name == "hierarchical")
+    slower = 0
+    for axes in layouts(SETTING, plain):
+        compute, wires = compute_step(SETTING, axes, spread=False), in_region(SETTING, axes, spread=False)
+        assert compute.total_s >= max(compute.busy_s, wires.beside_s, wires.blocking_s)
+        slower += wires.beside_s > compute.busy_s
+    assert slower > 0
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "llama-3-70b"])
+def test_zero_3_is_not_chosen_where_zero_1_is_about_as_quick(name: str) -> None:
+    plan = choose_plan(read_fabric(EXAMPLES / "singapore-tokyo.yaml"), read_workload(name))
+    chosen = {each.strategy.name: each.layout for each in (*plan.alternatives, plan) if each.prediction}
+    assert [each for each, layout in chosen.items() if layout.zero == 3] == ["sharded-zero3"]
