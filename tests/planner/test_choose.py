@@ -12,7 +12,7 @@ from isthmus.errors import InfeasibleError
 from isthmus.fabric import Fabric, read_fabric
 from isthmus.plan import Candidate, Layout, Plan, Prediction, Strategy, load_plan, save_plan
 from isthmus.planner import choose_plan
-from isthmus.planner.candidates import RISKS, layouts, over_all, risk, runs, strategies
+from isthmus.planner.candidates import RISKS, joins, layouts, over_all, risk, runs, strategies
 from isthmus.planner.choose import TOLERANCE, rank
 from isthmus.planner.predict import Known, weigh
 from isthmus.planner.setting import make_setting
@@ -64,6 +64,44 @@ def test_of_equals_in_time_what_isthmus_runs_comes_first_then_the_lower_risk() -
         candidate("slow", 2.0),
     ])  # fmt: skip
     assert [each.strategy.name for each in order] == ["int8", "int4", "pipeline", "slow"]
+
+
+def test_only_plain_data_parallelism_counts_as_run_and_it_comes_first_of_equals() -> None:
+    whole = candidate("whole", 1.04)
+    for layout in (Layout(tp=2), Layout(pp=2), Layout(zero=1), Layout(zero=3), Layout(ep=2), Layout(recompute=True)):
+        other = candidate("other", 1.0).model_copy(update={"layout": layout})
+        assert runs(whole)
+        assert not runs(other)
+        assert [each.strategy.name for each in rank([other, whole])] == ["whole", "other"]
+
+
+def test_the_reason_says_who_must_run_the_layout() -> None:
+    assert PLAN.layout.tp * PLAN.layout.pp > 1
+    assert "isthmus's own runtime does not run this layout yet" in PLAN.why
+    assert f"Megatron or FSDP inside a region with isthmus's {PLAN.strategy.name} between them" in PLAN.why
+
+
+def test_what_is_quicker_and_no_riskier_is_never_passed_over_in_silence() -> None:
+    plan = choose_plan(read_fabric(EXAMPLES / "singapore-tokyo.yaml"), read_workload("llama-3-70b"))
+    winner = everything(plan)[plan.strategy.name]
+    better = [
+        each
+        for each in plan.alternatives
+        if each.prediction
+        and each.prediction.step_s < plan.prediction.step_s
+        and risk(each.strategy) <= risk(winner.strategy)
+    ]
+    assert [each.strategy.name for each in better] == ["pipeline"]
+    for each in better:
+        assert each.prediction is not None
+        assert f"{each.strategy.name} would be {1 - each.prediction.step_s / plan.prediction.step_s:.1%} quicker" in plan.why
+    assert "does not run it over regions yet" in plan.rule_of_thumb
+
+
+@given(st.integers(1, 500))
+def test_a_delayed_sync_is_one_step_riskier_than_a_blocking_one(steps: int) -> None:
+    blocking = Strategy(name="local", kind="local-steps", codec="int8", inner_steps=steps)
+    assert risk(blocking.model_copy(update={"delay_steps": 1})) == risk(blocking) + 1 < len(RISKS)
 
 
 @given(st.lists(st.tuples(st.floats(1, 10), st.sampled_from(["none", "bf16", "int8", "int4"])), min_size=1, max_size=12))
@@ -119,7 +157,7 @@ def test_a_thin_link_is_given_local_steps_with_the_fewest_steps_that_will_do() -
     thin = with_wan(FABRIC, rate_bytes_per_s=12.5e6)
     plan = choose_plan(thin, LLAMA)
     assert plan.strategy.kind == "local-steps"
-    others = [each for each in everything(plan).values() if each.prediction and runs(each.strategy)]
+    others = [each for each in everything(plan).values() if each.prediction and joins(each.strategy)]
     quickest = min(each.prediction.step_s for each in others if each.prediction)
     good = [each for each in others if each.prediction and each.prediction.step_s <= quickest * (1 + TOLERANCE)]
     assert plan.strategy.inner_steps == min(each.strategy.inner_steps for each in good)

@@ -7,11 +7,11 @@ from math import ceil
 from typing import Literal
 
 from isthmus.errors import InfeasibleError
-from isthmus.plan import Strategy
+from isthmus.plan import Candidate, Strategy
 from isthmus.planner.setting import Setting
 from isthmus.workload import Axes, Recompute, Workload, check_axes
 
-__all__ = ["RISKS", "layouts", "over_all", "risk", "runs", "strategies", "whole_batch"]
+__all__ = ["RISKS", "joins", "layouts", "over_all", "readiness", "risk", "runs", "strategies", "whole_batch"]
 
 LOCAL_STEPS = (20, 100, 500)
 DEGREES = (1, 2, 4, 8)
@@ -24,8 +24,10 @@ RISKS = (
     "low: 8-bit gradients with error feedback",
     "medium: 4-bit gradients with error feedback; compare the loss on a short run",
     "raised: regions drift for 20 steps",
-    "high: regions drift for 100 steps; needs a tuned outer optimizer",
-    "very high: regions drift for 500 steps (DiLoCo, arXiv 2311.08105, began from a trained model)",
+    "high: regions drift for 100 steps, or for 20 and are corrected late; needs a tuned outer optimizer",
+    "very high: regions drift for 500 steps (DiLoCo, arXiv 2311.08105, began from a trained model), or for 100 and are "
+    "corrected late",
+    "extreme: regions drift for 500 steps and are corrected late",
 )
 """What a strategy may do to the loss, rising; the place in this list is what candidates are compared by."""
 
@@ -67,13 +69,30 @@ def strategies(setting: Setting) -> list[Strategy]:
 def risk(strategy: Strategy) -> int:
     """Index into `RISKS`."""
     if strategy.kind == "local-steps":
-        return 4 + sum(strategy.inner_steps > bound for bound in (20, 100))
+        # A delayed correction meets parameters that have moved on: one step more risk than a blocking one.
+        return 4 + sum(strategy.inner_steps > bound for bound in (20, 100)) + (strategy.delay_steps > 0)
     return {"none": 0, "bf16": 1, "int8": 2, "int4": 3}[strategy.codec]
 
 
-def runs(strategy: Strategy) -> bool:
-    """Whether `isthmus.join` runs this kind; sharding and pipelines over regions are priced, not yet run."""
+def joins(strategy: Strategy) -> bool:
+    """Whether `isthmus.join` joins regions in this way; sharding and pipelines over regions are priced, not run."""
     return strategy.kind in ("flat", "hierarchical", "local-steps")
+
+
+def runs(candidate: Candidate) -> bool:
+    """Whether `isthmus.join` trains this whole: its strategy, and a layout of plain data parallelism.
+
+    The runtime keeps a full replica on each rank; model parallelism, ZeRO and recomputation are the trainer's
+    (Megatron, FSDP). The candidate's regions must be equal, which `layouts` leaves to the caller.
+    """
+    layout = candidate.layout
+    plain = layout.tp * layout.pp * layout.cp * layout.ep == 1 and layout.zero == 0 and not layout.recompute
+    return joins(candidate.strategy) and plain
+
+
+def readiness(candidate: Candidate) -> int:
+    """0: isthmus runs it whole; 1: isthmus joins the regions, another trainer must bring the layout; 2: neither."""
+    return 0 if runs(candidate) else 1 if joins(candidate.strategy) else 2
 
 
 def over_all(strategy: Strategy) -> bool:

@@ -2,15 +2,15 @@
 
 The principle: highest utilisation within a tolerance, then least risk. Of all strategies that finish a step
 within `TOLERANCE` of the quickest (on the same GPUs and tokens, the step's time is utilisation turned over),
-those that isthmus itself can run come first, among them the one that does the loss the least harm, and of
-equals the quicker. So plain every-step gradients win wherever they cost only a few per cent. The rest is
+those that isthmus itself can run come first, then those whose regions it joins under another trainer's layout;
+among them the one that does the loss the least harm, and of equals the quicker. So plain every-step gradients win wherever they cost only a few per cent. The rest is
 ranked by the same rule, again and again.
 """
 
 from isthmus.errors import InfeasibleError
 from isthmus.fabric import Fabric
 from isthmus.plan import Candidate, Layout, Plan, Strategy
-from isthmus.planner.candidates import RISKS, layouts, risk, runs, strategies
+from isthmus.planner.candidates import RISKS, layouts, readiness, risk, strategies
 from isthmus.planner.explain import assumptions, rule_of_thumb, why
 from isthmus.planner.feasibility import bind_of, check_fabric
 from isthmus.planner.predict import Known, Weighed, weigh
@@ -59,7 +59,7 @@ def choose_plan(fabric: Fabric, workload: Workload) -> Plan:
         strategy=winner.strategy,
         layout=winner.layout,
         prediction=winner.prediction,
-        why=why(ranked, refused, TOLERANCE),
+        why=why(setting, ranked, refused, TOLERANCE),
         rule_of_thumb=rule_of_thumb(setting, ranked, refused),
         risk=winner.risk,
         alternatives=[*ranked[1:], *refused],
@@ -73,7 +73,7 @@ def rank(candidates: list[Candidate]) -> list[Candidate]:
     while left:
         quickest = min(_step_s(each) for each in left)
         near = [each for each in left if _step_s(each) <= quickest * (1 + TOLERANCE)]
-        best = min(near, key=lambda each: (not runs(each.strategy), risk(each.strategy), _step_s(each)))
+        best = min(near, key=lambda each: (readiness(each), risk(each.strategy), _step_s(each)))
         ranked.append(best)
         left.remove(best)
     return ranked

@@ -12,7 +12,7 @@ from isthmus.cost.efficiency import (
 )
 from isthmus.cost.paths import Wan
 from isthmus.plan import Assumption, Candidate, Prediction, StrategyKind
-from isthmus.planner.candidates import risk, runs
+from isthmus.planner.candidates import readiness, risk, runs
 from isthmus.planner.setting import Setting
 from isthmus.units import show_bytes, show_seconds
 
@@ -25,22 +25,64 @@ _BANDS: tuple[tuple[float, str, tuple[StrategyKind, ...]], ...] = (
 )
 
 
-def why(ranked: list[Candidate], refused: list[Candidate], tolerance: float) -> str:
-    """One paragraph: what the winner reaches, and what decided against the runner-up."""
+def why(setting: Setting, ranked: list[Candidate], refused: list[Candidate], tolerance: float) -> str:
+    """One paragraph: what the winner reaches, who runs it, what decided against the runner-up, and what it passed over."""
     winner = ranked[0]
     best = _prediction(winner)
     exposed = f"{show_seconds(best.exposed_s)} of communication" if best.exposed_s else "no communication"
     text = (
-        f"{winner.strategy.name} takes {show_seconds(best.step_s)} a step, {best.utilisation:.1%} of the same GPUs "
-        f"without the WAN, with {exposed} exposed and {show_bytes(best.wan_bytes_per_step)} a step out of a region."
+        f"{winner.strategy.name} takes {show_seconds(best.step_s)} a step, {best.utilisation:.1%} of the pace of "
+        f"its own layout without the WAN, with {exposed} exposed and {show_bytes(best.wan_bytes_per_step)} a step out of a region."
     )
-    if not runs(winner.strategy):
-        text += f" isthmus prices {winner.strategy.kind} over regions but does not run it yet."
+    text += _who_runs(setting, winner)
     if len(ranked) > 1:
         text += " " + _against(winner, ranked[1], tolerance)
+    text += _passed_over(winner, ranked[2:])
     if refused:
-        text += f" {len(refused)} of {len(ranked) + len(refused)} strategies are refused: {_common_bind(refused)}"
+        text += f" {_refused_count(len(refused), len(ranked) + len(refused))} refused, each for the reason that stands with it."
     return text
+
+
+def _who_runs(setting: Setting, winner: Candidate) -> str:
+    """Whether isthmus's own runtime trains the winner, and if not, what is missing."""
+    if readiness(winner) == 2:
+        return f" isthmus prices {winner.strategy.kind} over regions but does not run it yet."
+    unequal = len(set(setting.region_gpus)) > 1
+    if not runs(winner):
+        text = (
+            " isthmus's own runtime does not run this layout yet (it runs plain data parallelism: tp, pp, ep 1, ZeRO 0, no "
+            "recomputation)"
+        )
+        if setting.wan is None:
+            return f"{text}: it is a plan for Megatron or FSDP."
+        return f"{text}: it is a plan for Megatron or FSDP inside a region with isthmus's {winner.strategy.name} between them."
+    if unequal:
+        return " isthmus's own runtime does not run it yet: it needs as many ranks in each region."
+    return ""
+
+
+def _passed_over(winner: Candidate, others: list[Candidate]) -> str:
+    """Candidates that are quicker and no riskier, yet lower because isthmus cannot run them: none silently."""
+    better = [
+        each
+        for each in others
+        if _prediction(each).step_s < _prediction(winner).step_s and risk(each.strategy) <= risk(winner.strategy)
+    ]
+    return "".join(
+        f" {each.strategy.name} would be {_pace(winner, each)} at risk {_risk(each)} against {_risk(winner)}, but "
+        f"{_lacks(each)}."
+        for each in better
+    )
+
+
+def _lacks(candidate: Candidate) -> str:
+    if readiness(candidate) == 2:
+        return "isthmus does not run it over regions yet"
+    return "isthmus does not run its layout yet"
+
+
+def _refused_count(refused: int, all_: int) -> str:
+    return f"{refused} of {all_} strategies {'is' if refused == 1 else 'are'}"
 
 
 def rule_of_thumb(setting: Setting, ranked: list[Candidate], refused: list[Candidate]) -> str:
@@ -55,12 +97,19 @@ def rule_of_thumb(setting: Setting, ranked: list[Candidate], refused: list[Candi
     if advised is None:
         bind = next((each.refused for each in refused if each.strategy.kind in kinds), None)
         return f"{head}; not possible here: {bind or 'not among the strategies of one region'}"
-    best, other = _prediction(ranked[0]), _prediction(advised)
-    return (
-        f"{head}; differs, because RTT says nothing of bytes, bandwidth and compute: {advised.strategy.name} would "
-        f"take {show_seconds(other.step_s)} a step ({other.utilisation:.1%}, risk {_risk(advised)}) against "
-        f"{show_seconds(best.step_s)} ({best.utilisation:.1%}, risk {_risk(ranked[0])})"
-    )
+    return f"{head}; differs: {advised.strategy.name} would be {_pace(ranked[0], advised)}, {_reason(ranked[0], advised)}"
+
+
+def _reason(winner: Candidate, advised: Candidate) -> str:
+    """What really put `advised` below `winner`: pace, what isthmus runs, or risk."""
+    risks = f"risk {_risk(advised)} against {_risk(winner)}"
+    if _change(winner, advised) > 0 and risk(advised.strategy) >= risk(winner.strategy):
+        return f"and no safer ({risks})"
+    if readiness(winner) < readiness(advised):
+        return f"{risks}, but {_lacks(advised)}, which decides between strategies about as quick"
+    if risk(advised.strategy) > risk(winner.strategy):
+        return f"and risks the loss more ({risks})"
+    return f"and that is too much for its lower risk ({risks})"
 
 
 def assumptions(setting: Setting, tolerance: float) -> list[Assumption]:
@@ -123,27 +172,28 @@ def _wan_assumptions(wan: Wan) -> list[Assumption]:
 
 
 def _against(winner: Candidate, runner_up: Candidate, tolerance: float) -> str:
-    best, other = _prediction(winner), _prediction(runner_up)
-    name, change = runner_up.strategy.name, other.step_s / best.step_s - 1
-    pace = f"{abs(change):.1%} {'quicker' if change < 0 else 'slower'} ({show_seconds(other.step_s)} a step)"
-    if abs(change) < 0.0005:
-        pace = f"as quick ({show_seconds(other.step_s)} a step)"
+    name, change, pace = runner_up.strategy.name, _change(winner, runner_up), _pace(winner, runner_up)
     risks = f"risk {_risk(winner)} against {_risk(runner_up)}"
+    if _risk(winner) == _risk(runner_up):
+        risks = f"both at risk {_risk(winner)}"
     if change >= tolerance:
         return f"The runner-up {name} is {pace}; risk decides only within {tolerance:.0%}; {risks}."
-    if runs(winner.strategy) and not runs(runner_up.strategy):
-        return f"The runner-up {name} is {pace}, but isthmus does not run it yet; {risks}."
+    if readiness(winner) < readiness(runner_up):
+        return f"The runner-up {name} is {pace}, but {_lacks(runner_up)}; {risks}."
     if risk(winner.strategy) < risk(runner_up.strategy):
         return f"The runner-up {name} is {pace}; within {tolerance:.0%} the lower risk decides: {risks}."
     return f"The runner-up {name} is {pace} at the same risk, {_risk(winner)}."
 
 
-def _common_bind(refused: list[Candidate]) -> str:
-    """The constraint that most of the refused share, and who they are."""
-    binds = [each.refused or "" for each in refused]
-    most = max(binds, key=binds.count)
-    names = ", ".join(each.strategy.name for each in refused if each.refused == most)
-    return f"{names} ({most})" + ("." if binds.count(most) == len(binds) else "; the others below.")
+def _change(winner: Candidate, other: Candidate) -> float:
+    return _prediction(other).step_s / _prediction(winner).step_s - 1
+
+
+def _pace(winner: Candidate, other: Candidate) -> str:
+    change, seconds = _change(winner, other), show_seconds(_prediction(other).step_s)
+    if abs(change) < 0.0005:
+        return f"as quick ({seconds} a step)"
+    return f"{abs(change):.1%} {'quicker' if change < 0 else 'slower'} ({seconds} a step)"
 
 
 def _risk(candidate: Candidate) -> str:
