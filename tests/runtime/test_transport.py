@@ -363,3 +363,62 @@ def test_the_missing_rest_of_a_message_asked_for_after_the_link_ended_is_lost_at
     said = {"a goodbye": "the link with 600 of 1000 bytes missing", "no goodbye": "closed stream 0 without a goodbye"}[way]
     assert said in str(error)
     assert time.monotonic() - started_s < 8.0
+
+
+def test_a_rank_that_dies_and_starts_again_while_others_open_takes_its_place():
+    members = free_members()
+    dying = Impostor(members, streams=2)
+
+    def die_then_start():
+        with dying.connect() as sock:
+            sock.sendall(dying.hello)
+            assert len(sock.recv(1000)) > 0, "not answered"
+        return Rail.open(members, 1, 0, 2, 10.0)
+
+    left, right = together(lambda: Rail.open(members, 0, 0, 2, 10.0), die_then_start)
+    message, into = pattern(2_000_000, 1), torch.zeros(2_000_000, dtype=torch.uint8)
+    ticket = left.receive(1, 3, into)
+    right.send(0, 3, message)
+    ticket.wait(10)
+    assert torch.equal(into, message)
+    together(left.close, right.close)
+
+
+def test_a_peer_that_died_while_a_third_region_was_awaited_is_awaited_again():
+    members = free_members(3)
+    dying = Impostor(members, region=2)
+    died = threading.Event()
+
+    def second():
+        died.wait(10)
+        return Rail.open(members, 1, 0, 1, 10.0)
+
+    def third():
+        with dying.connect() as sock:
+            sock.sendall(dying.hello)
+            assert len(sock.recv(1000)) > 0, "not answered"
+        died.set()
+        time.sleep(0.5)  # by now the first region has heard of two others, one of them dead
+        return Rail.open(members, 2, 0, 1, 10.0)
+
+    rails = together(lambda: Rail.open(members, 0, 0, 1, 10.0), second, third)
+    for source, target in [(0, 1), (1, 2), (2, 0)]:
+        into = bytearray(5)
+        ticket = rails[target].receive(source, 4, into)
+        rails[source].send(target, 4, b"hello")
+        ticket.wait(10)
+        assert into == b"hello"
+    together(*(rail.close for rail in rails))
+
+
+def test_a_caller_that_is_gone_opens_nothing():
+    impostor = Impostor(free_members())
+
+    def call_and_go():
+        with impostor.connect() as sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)  # the hello and the end arrive in one segment
+            sock.sendall(impostor.hello)
+
+    error, _ = together(lambda: Rail.open(impostor.members, 0, 0, 1, 0.7), call_and_go)
+    assert isinstance(error, PeerLostError)
+    assert "waited 0.7 s for r1/0 (0 of 1 streams)" in str(error)

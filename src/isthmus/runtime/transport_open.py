@@ -69,26 +69,21 @@ def open_streams(opening: Opening) -> dict[tuple[int, int], socket.socket]:
         StrangerError: The other end refused us, or is not who it should be.
     """
     state = _State(opening)
-    higher = range(opening.region + 1, len(opening.members.regions))
-    threads = [
-        threading.Thread(target=state.run, args=(state.connect, region, stream), daemon=True)
-        for region in range(opening.region)
-        for stream in range(opening.streams)
-    ]
-    if higher:
-        threads.append(
-            threading.Thread(
-                target=state.run, args=(state.accept, len(higher) * opening.streams), daemon=True
-            )
-        )
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if state.failure is not None:
-        for sock in state.sockets.values():
-            sock.close()
-        raise state.failure
+    while missing := state.missing():  # again where a stream died while others were awaited
+        threads = [
+            threading.Thread(target=state.run, args=(state.connect, region, stream), daemon=True)
+            for region, stream in missing
+            if region < opening.region
+        ]
+        if any(region > opening.region for region, _ in missing):
+            threads.append(threading.Thread(target=state.run, args=(state.accept,), daemon=True))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if state.failure is not None:
+            state.give_up()
+            raise state.failure
     return state.sockets
 
 
@@ -98,7 +93,8 @@ class _State:
         self.sockets: dict[tuple[int, int], socket.socket] = {}
         self.failure: Exception | None = None
         self.refused: list[str] = []
-        self.lock = threading.Condition()
+        self.closed = False
+        self.lock = threading.Lock()
         self.deadline_s = time.monotonic() + opening.timeout_s
 
     def run(self, work: Callable[..., None], *args: int) -> None:
@@ -107,7 +103,27 @@ class _State:
         except (OSError, PeerLostError, StrangerError) as error:
             with self.lock:
                 self.failure = self.failure or error
-                self.lock.notify_all()
+
+    def missing(self) -> list[tuple[int, int]]:
+        """The (region, stream) still to be opened; dead streams are dropped first. With none, nothing is taken in any more."""
+        opening = self.opening
+        with self.lock:
+            for key in [key for key, sock in self.sockets.items() if not _alive(sock)]:
+                self.sockets.pop(key).close()
+            wanted = [
+                (region, stream)
+                for region in range(len(opening.members.regions))
+                for stream in range(opening.streams)
+                if region != opening.region and (region, stream) not in self.sockets
+            ]
+            self.closed = not wanted
+            return wanted
+
+    def give_up(self) -> None:
+        with self.lock:
+            self.closed = True
+            for sock in self.sockets.values():
+                sock.close()
 
     def left_s(self) -> float:
         return 0.0 if self.failure is not None else self.deadline_s - time.monotonic()
@@ -148,8 +164,9 @@ class _State:
         if answer != expected:
             raise StrangerError(f"{who} is not the expected member: it said {answer}, expected {expected}")
 
-    def accept(self, wanted: int) -> None:
+    def accept(self) -> None:
         opening, (host, port) = self.opening, self.opening.address(self.opening.region)
+        wanted = (len(opening.members.regions) - opening.region - 1) * opening.streams
         with open_listener(host, port, backlog=wanted + 16) as listener:
             listener.settimeout(0.1)
             while self.left_s() > 0 and self._accepted() < wanted:
@@ -189,9 +206,17 @@ class _State:
                     pack_hello(replace(opening.hello(hello.region, hello.stream), verdict=1, reason=reason))
                 )
                 raise StrangerError(f"{who}: {reason}")
+            # One step: nothing may go out on a stream before its answer, and a stream without an answer is none. The few
+            # bytes fit a fresh socket's buffer, so this does not wait.
             with self.lock:
+                if self.closed:
+                    raise StrangerError(f"{who}: the rail is open already")
+                sock.sendall(pack_hello(opening.hello(hello.region, hello.stream)))
+                # A later hello is that of a rank that was started again: the stream before it is dead.
+                before = self.sockets.pop((hello.region, hello.stream), None)
                 self.sockets[hello.region, hello.stream] = sock
-            sock.sendall(pack_hello(opening.hello(hello.region, hello.stream)))
+            if before is not None:
+                before.close()
         except (OSError, StrangerError) as error:
             sock.close()
             self.refused.append(f"{who}: {error}")
@@ -215,9 +240,18 @@ class _State:
             return f"region {hello.region} does not connect to region {opening.region}"
         if hello.streams != opening.streams or hello.stream >= hello.streams:
             return f"it opens stream {hello.stream} of {hello.streams}, here rails have {opening.streams} streams"
-        with self.lock:
-            taken = (hello.region, hello.stream) in self.sockets
-        return f"stream {hello.stream} of region {hello.region} is already open" if taken else ""
+        return ""
+
+
+def _alive(sock: socket.socket) -> bool:
+    """Whether the peer has not ended the stream, as far as the kernel knows; takes nothing from it."""
+    sock.setblocking(False)
+    try:
+        return sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
 
 
 def _read_hello(sock: socket.socket, who: str) -> Hello:
