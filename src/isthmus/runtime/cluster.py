@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from isthmus.errors import InputError
-from isthmus.plan import Plan, Strategy, load_plan
+from isthmus.plan import Layout, Plan, Strategy, load_plan
 from isthmus.runtime.blocks import Mode, Pace, lay_out, parse_schedule
 from isthmus.runtime.courier import Courier
 from isthmus.runtime.environment import RankEnvironment, read_environment
@@ -87,15 +87,28 @@ def _strategy(environment: RankEnvironment, plan: Plan | Path | str | None) -> S
         if environment.regions > 1:
             raise InputError("ISTHMUS_PLAN", "is not set, and join() was given no plan", "several regions need a plan")
         return Strategy(name="alone", kind="hierarchical")
-    strategy = (chosen if isinstance(chosen, Plan) else load_plan(chosen)).strategy
+    where, plan = ("plan", chosen) if isinstance(chosen, Plan) else (str(chosen), load_plan(chosen))
+    strategy = plan.strategy
     if strategy.kind not in RUNNABLE:
-        where = "plan" if isinstance(chosen, Plan) else str(chosen)
         raise InputError(
             where,
             f"strategy.kind: {strategy.kind!r} cannot be run by this runtime yet",
             f"it runs {', '.join(RUNNABLE)}",
         )
+    asked = _beyond_data_parallelism(plan.layout)
+    if asked:
+        raise InputError(
+            where,
+            f"layout: this runtime runs plain data parallelism; the plan's layout asks for {', '.join(asked)}",
+            "plan with tp, pp, cp and ep 1, zero 0 and no recompute, or hand the layout to a framework that has them",
+        )
     return strategy
+
+
+def _beyond_data_parallelism(layout: Layout) -> list[str]:
+    asked = [f"{axis} {getattr(layout, axis)}" for axis in ("tp", "pp", "cp", "ep") if getattr(layout, axis) > 1]
+    asked += [f"zero {layout.zero}"] if layout.zero else []
+    return asked + (["recompute"] if layout.recompute else [])
 
 
 @dataclass(slots=True)
