@@ -163,7 +163,7 @@ def hierarchical_all_reduce_s(size_bytes: float, tiers: Sequence[Tier]) -> float
     )
 
 
-def flat_ring_across_regions_s(size_bytes: float, regions: int, ranks_per_region: int, local: Link, wan: Link) -> float:
+def flat_ring_across_regions_s(size_bytes: float, regions: int, ranks_per_region: float, local: Link, wan: Link) -> float:
     """Seconds for one ring over all ranks, region by region, blind to where the WAN is.
 
         t = c a_w + (2 (n - 1) - c) a_l + 2 (n - 1) / n * S / min(B_l, B_w) + r_l sqrt(S),   n = R g
@@ -171,8 +171,8 @@ def flat_ring_across_regions_s(size_bytes: float, regions: int, ranks_per_region
 
     The longest dependency chain is 2 (n - 1) hops, two laps less two hops, and a ring region by region
     crosses R links a lap, so c of those hops are WAN hops. A crossing edge carries 2 (n-1)/n S, nearly twice
-    what is needed. `wan` is one crossing edge. Leaves out: the window of the library's own buffers (see
-    `transport`).
+    what is needed. `wan` is one crossing edge; g is the mean where regions differ.
+    Leaves out: the window of the library's own buffers (see `transport`).
     Source: chain counted by brute force in tests/cost; bandwidth as `ring_all_reduce_s`.
     """
     ranks = regions * ranks_per_region
@@ -185,5 +185,5 @@ def flat_ring_across_regions_s(size_bytes: float, regions: int, ranks_per_region
     )
 
 
-def _ramp_s(size_bytes: float, ranks: int, link: Link) -> float:
+def _ramp_s(size_bytes: float, ranks: float, link: Link) -> float:
     return 0.0 if ranks == 1 else link.ramp_s_per_root_byte * sqrt(size_bytes)

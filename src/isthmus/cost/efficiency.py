@@ -77,10 +77,10 @@ TCP_WINDOW = Assumption(
     source="Linux default of net.ipv4.tcp_wmem, maximum (kernel Documentation/networking/ip-sysctl)",
 )
 NCCL_CHANNELS = Assumption(
-    name="NCCL channels over the WAN",
-    value=16,
+    name="NCCL channels a NIC, of one ring",
+    value=2,
     unit="",
-    source="two a NIC on 8-NIC nodes; judgement, NCCL_DEBUG=INFO shows it",
+    source="16 on 8-NIC nodes; judgement, NCCL_DEBUG=INFO shows it",
 )
 NCCL_BUFFER = Assumption(
     name="NCCL buffer of one channel",

@@ -17,7 +17,14 @@ from isthmus.cost.efficiency import (
     TCP_WINDOW,
 )
 from isthmus.cost.step import swap_bytes
-from isthmus.cost.transport import Limit, nccl_window_bytes, payload_fraction, streams_to_fill, tcp_rate_bytes_per_s
+from isthmus.cost.transport import (
+    Limit,
+    nccl_window_bytes,
+    payload_fraction,
+    streams_to_fill,
+    tcp_rate_bytes_per_s,
+    window_rate_bytes_per_s,
+)
 from isthmus.fabric import Fabric, NodeGroup
 from isthmus.fabric.entries import number
 from isthmus.fabric.levels import levels
@@ -58,7 +65,9 @@ class Wan:
         loss: The worst link's.
         limit: Payload rate of the uplink with isthmus's own streams, and what binds it.
         streams: TCP streams of one rail that this rate takes; 1 for RDMA.
-        flat: Payload rate of NCCL's ring across, and what binds it.
+        rate_bytes_per_s: The uplink's IP bytes.
+        rdma: Whether every link carries RDMA.
+        channels: NCCL channels of one ring that is blind to regions: two a NIC of the node with the fewest.
         payload_share: Payload in what crosses; the rest is headers.
     """
 
@@ -69,13 +78,28 @@ class Wan:
     loss: float
     limit: Limit
     streams: int
-    flat: Limit
+    rate_bytes_per_s: float
+    rdma: bool
+    channels: int
     payload_share: float
 
     @property
     def one_way_s(self) -> float:
         """Until the slowest of many messages sent together is there: half the RTT and the jitter's peak."""
         return self.rtt_s / 2 + self.jitter_s
+
+    def flat(self, rings: int) -> Limit:
+        """Payload rate of `rings` NCCL rings together, each with its own channels, and what binds it.
+
+        One connection a channel, with at most its buffer in flight: NCCL takes more only where asked to
+        (NCCL_MIN_NCHANNELS, NCCL_NSOCKS_PERTHREAD).
+        """
+        streams = self.channels * rings
+        window = nccl_window_bytes(streams, NCCL_BUFFER.value)
+        if self.rdma:
+            limits = Limit(self.limit.rate_bytes_per_s, "link"), Limit(window_rate_bytes_per_s(window, self.rtt_s), "window")
+            return min(limits, key=lambda limit: limit.rate_bytes_per_s)
+        return tcp_rate_bytes_per_s(self.rate_bytes_per_s, self.rtt_s, self.loss, streams, window / streams)
 
     @property
     def exchange_latency_s(self) -> float:
@@ -148,15 +172,15 @@ def wan_pipe(fabric: Fabric) -> Wan | None:
     rails = min(region.gpus for region in fabric.regions)
     rate, rtt_s = level.bandwidth_bytes_per_s, 2 * level.latency_s
     loss = max(link.loss for link in fabric.wan)
-    if all(link.transport == "rdma" for link in fabric.wan):
+    rdma = all(link.transport == "rdma" for link in fabric.wan)
+    if rdma:
         share, streams = RDMA_PAYLOAD.value, 1
         limit = Limit(rate * share, "link")
     else:
         needed = -(-streams_to_fill(rate, rtt_s, loss, TCP_WINDOW.value) // rails)
         share, streams = payload_fraction(), min(STREAMS_MAX, max(STREAMS_MIN, needed))
         limit = tcp_rate_bytes_per_s(rate, rtt_s, loss, streams * rails, TCP_WINDOW.value)
-    channels = int(NCCL_CHANNELS.value)
-    window = nccl_window_bytes(channels, NCCL_BUFFER.value) / channels
+    nics = min(group.nics for region in fabric.regions for group in region.groups)
     return Wan(
         regions=len(fabric.regions),
         rails=rails,
@@ -165,7 +189,9 @@ def wan_pipe(fabric: Fabric) -> Wan | None:
         loss=loss,
         limit=limit,
         streams=streams,
-        flat=tcp_rate_bytes_per_s(rate, rtt_s, loss, channels, window),
+        rate_bytes_per_s=rate,
+        rdma=rdma,
+        channels=int(NCCL_CHANNELS.value) * max(1, nics),
         payload_share=share,
     )
 

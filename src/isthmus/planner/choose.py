@@ -3,8 +3,8 @@
 The principle: highest utilisation within a tolerance, then least risk. Of all strategies that finish a step
 within `TOLERANCE` of the quickest (on the same GPUs and tokens, the step's time is utilisation turned over),
 those that isthmus itself can run come first, then those whose regions it joins under another trainer's layout;
-among them the one that does the loss the least harm, and of equals the quicker. So plain every-step gradients win wherever they cost only a few per cent. The rest is
-ranked by the same rule, again and again.
+among them the one that does the loss the least harm, and of equals the quicker. So plain every-step gradients win
+wherever they cost only a few per cent. The rest is ranked by the same rule, again and again.
 """
 
 from isthmus.errors import InfeasibleError

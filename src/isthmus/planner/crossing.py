@@ -76,19 +76,18 @@ def _flat(setting: Setting, wan: Wan, strategy: Strategy, axes: Axes, compute: C
     """tp x pp rings of dp ranks at once, sharing the WAN; their buckets one after another, as NCCL runs
     them.
     """
-    per_region = max(1, axes.dp // setting.regions)
+    ranks, rings = axes.dp, axes.tp * axes.pp
+    rate = wan.flat(rings)
     size = setting.parameters * setting.workload.gradient_bytes
-    wire = Link(latency_s=wan.one_way_s, bandwidth_bytes_per_s=wan.flat.rate_bytes_per_s, source="wan")
+    wire = Link(latency_s=wan.one_way_s, bandwidth_bytes_per_s=rate.rate_bytes_per_s, source="wan")
     count = _bucket_count(setting, strategy, axes)
-    ring = flat_ring_across_regions_s(size / count, setting.regions, per_region, _ring_link(setting), wire)
+    ring = flat_ring_across_regions_s(size / count, setting.regions, ranks / setting.regions, _ring_link(setting), wire)
     seen = _overlapped(count, Stage(before_s=0.0, wire_s=ring, latency_s=0.0, after_s=0.0), compute)
-    ranks = per_region * setting.regions
     sent = 2 * (ranks - 1) / ranks * size
     words = (
-        f"ring over {ranks} ranks blind to regions: {show_bytes(sent)} over a crossing edge at "
-        f"{show_rate(wan.flat.rate_bytes_per_s)} (bound by {wan.flat.bind}), {count} buckets of "
-        f"{show_seconds(ring)}, "
-        f"exposed {show_seconds(seen)}"
+        f"{rings} {'ring' if rings == 1 else 'rings at once'} over {ranks} ranks blind to regions: {show_bytes(sent)} over the "
+        f"crossing edges at {show_rate(rate.rate_bytes_per_s)} (bound by {rate.bind}; {wan.channels * rings} streams), "
+        f"{count} buckets of {show_seconds(ring)}, exposed {show_seconds(seen)}"
     )
     return Crossing(exposed_s=seen, wan_bytes=sent, words=words)
 

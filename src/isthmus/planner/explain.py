@@ -32,7 +32,8 @@ def why(setting: Setting, ranked: list[Candidate], refused: list[Candidate], tol
     exposed = f"{show_seconds(best.exposed_s)} of communication" if best.exposed_s else "no communication"
     text = (
         f"{winner.strategy.name} takes {show_seconds(best.step_s)} a step, {best.utilisation:.1%} of the pace of "
-        f"its own layout without the WAN, with {exposed} exposed and {show_bytes(best.wan_bytes_per_step)} a step out of a region."
+        f"its own layout without the WAN, with {exposed} exposed and "
+        f"{show_bytes(best.wan_bytes_per_step)} a step out of a region."
     )
     text += _who_runs(setting, winner)
     if len(ranked) > 1:
@@ -160,10 +161,10 @@ def _wan_assumptions(wan: Wan) -> list[Assumption]:
             "headers at MTU 1500, window / RTT, loss after Mathis et al. 1997",
         ),
         Assumption(
-            name="WAN payload rate of NCCL's ring",
-            value=wan.flat.rate_bytes_per_s,
+            name="WAN payload rate of one NCCL ring",
+            value=wan.flat(1).rate_bytes_per_s,
             unit="B/s",
-            source=f"bound by {wan.flat.bind}; one TCP stream a channel",
+            source=f"bound by {wan.flat(1).bind}; {wan.channels} channels, one connection each; tp x pp such rings at once",
         ),
         TCP_WINDOW,
         NCCL_CHANNELS,
