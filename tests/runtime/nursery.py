@@ -39,10 +39,22 @@ def dataset() -> TensorDataset:
     return TensorDataset(torch.randn(240, 16, generator=generator), torch.randn(240, 4, generator=generator))
 
 
+def normalised(way: str) -> nn.Module:
+    layers = {
+        "running": lambda: nn.BatchNorm1d(8),
+        "own batch": lambda: nn.BatchNorm1d(8, track_running_stats=False),
+        "group": lambda: nn.GroupNorm(2, 8),
+    }
+    model = nn.Sequential(nn.Linear(16, 8), nn.Sequential(layers[way]()), nn.Linear(8, 4))
+    model.register_buffer("rotary", torch.linspace(0, 1, 5))
+    model.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+    return model
+
+
 def make(options: dict[str, Any], seed: int) -> tuple[nn.Module, Any]:
     """A model and a function that makes its optimizer."""
     torch.manual_seed(seed)
-    model = Crossed()
+    model = normalised(options["model"]) if "model" in options else Crossed()
     if options.get("optimizer") == "adamw":
         return model, lambda held: torch.optim.AdamW(held, lr=0.01)
     return model, lambda held: torch.optim.SGD(held, lr=0.05, momentum=0.5)

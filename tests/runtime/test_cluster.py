@@ -205,6 +205,18 @@ def test_a_layout_that_is_not_plain_data_parallelism_is_refused(change: dict[str
         pass
 
 
+@pytest.mark.tunnel
+@pytest.mark.parametrize("way", ["flat", "local"])
+def test_running_statistics_are_refused_between_regions_and_constant_buffers_are_not(way: str, nursery: Any) -> None:
+    regions = {"east": 1, "west": 1}
+    refused = nursery.run(WAYS[way], regions=regions, steps=3, model="running")
+    assert refused.codes == [1, 1]
+    said = "InputError: model: buffer '1.0.running_mean' of a BatchNorm1d changes in training, and every region would keep"
+    assert all(said in log and "track_running_stats=False" in log for log in refused.logs), "\n".join(refused.logs)
+    for allowed in ("own batch", "group"):
+        assert len(nursery.run(WAYS[way], regions=regions, steps=3, model=allowed).succeeded().hashes()) == 1
+
+
 def test_several_regions_need_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = {
         "regions": [

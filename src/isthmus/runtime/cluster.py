@@ -111,6 +111,20 @@ def _beyond_data_parallelism(layout: Layout) -> list[str]:
     return asked + (["recompute"] if layout.recompute else [])
 
 
+def _refuse_running_statistics(model: nn.Module) -> None:
+    """DDP hands such buffers round inside a region only, so regions would silently end with different models."""
+    for name, module in model.named_modules():
+        if getattr(module, "num_batches_tracked", None) is None:
+            continue
+        found = [buffer for buffer, held in module.named_buffers(name, recurse=False) if held.is_floating_point()]
+        if found:
+            raise InputError(
+                "model",
+                f"buffer {found[0]!r} of a {type(module).__name__} changes in training, and every region would keep its own",
+                "use GroupNorm or LayerNorm, or track_running_stats=False",
+            )
+
+
 @dataclass(slots=True)
 class _Model:
     """What `parallelize` made of the user's model."""
@@ -148,7 +162,8 @@ class Cluster:
         Returns `DistributedDataParallel` around it (so `no_sync` works), or the model itself for a rank that runs alone.
 
         Raises:
-            InputError: A parameter is not float32 on the CPU, or a model was parallelized before.
+            InputError: A parameter is not float32 on the CPU; a normalisation keeps running statistics, which regions would
+                each keep their own of (other buffers must not change in training); or a model was parallelized before.
             ReplicaMismatchError: After the hand-over a member holds other bits.
         """
         if self._model is not None:
@@ -160,6 +175,8 @@ class Cluster:
                     f"parameter {name!r} is {parameter.dtype} on {parameter.device.type}",
                     "this runtime trains float32 on the CPU",
                 )
+        if self.environment.regions > 1:
+            _refuse_running_statistics(model)
         self._make_equal(model)
         world = self._federation.world
         if world.region_group is None:
