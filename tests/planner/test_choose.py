@@ -203,6 +203,23 @@ def test_every_assumption_names_a_source() -> None:
     assert all(each.source for each in PLAN.assumptions)
 
 
+def test_only_what_entered_the_prediction_is_listed() -> None:
+    alone = " ".join(each.name for each in choose_plan(read_fabric(EXAMPLES / "one-node.yaml"), LLAMA).assumptions)
+    assert "NVLink" in alone
+    for word in ("network", "outer", "RTT", "NCCL", "TCP", "backward", "lower risk"):
+        assert word not in alone
+        assert any(word in each.name for each in PLAN.assumptions)
+
+
+def test_the_mfu_measured_in_bf16_is_no_share_of_the_fp8_peak_unless_the_workload_states_it() -> None:
+    in_bf16, in_fp8 = make_setting(FABRIC, LLAMA), make_setting(FABRIC, replace(LLAMA, precision="fp8"))
+    assert in_fp8.dense_flop_per_s == in_bf16.dense_flop_per_s
+    assert "fp8 counts at the bf16 peak" in in_fp8.mfu_source
+    stated = make_setting(FABRIC, replace(LLAMA, precision="fp8", mfu=0.3))
+    assert (stated.dense_flop_per_s, stated.mfu) == (pytest.approx(2 * in_bf16.dense_flop_per_s, rel=0.01), 0.3)
+    assert "judgement" in make_setting(FABRIC, replace(LLAMA, precision="fp32")).mfu_source
+
+
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     save_plan(PLAN, tmp_path / "plan.yaml")
     assert load_plan(tmp_path / "plan.yaml") == PLAN

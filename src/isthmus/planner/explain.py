@@ -2,15 +2,19 @@
 
 from isthmus.cost.efficiency import (
     BACKWARD_FRACTION,
+    BLOCKING_IN_MFU,
     MEMORY_RESERVE,
     NCCL_BUFFER,
     NCCL_CHANNELS,
     NETWORK_EFFICIENCY,
     NVLINK_EFFICIENCY,
     OUTER_STATE,
+    PCIE_EFFICIENCY,
+    RDMA_PAYLOAD,
     TCP_WINDOW,
 )
 from isthmus.cost.paths import Wan
+from isthmus.fabric import levels
 from isthmus.plan import Assumption, Candidate, Prediction, StrategyKind
 from isthmus.planner.candidates import readiness, risk, runs
 from isthmus.planner.setting import Setting
@@ -121,25 +125,33 @@ def assumptions(setting: Setting, tolerance: float) -> list[Assumption]:
         Assumption(name="tokens per step", value=workload.tokens_per_step, unit="", source=source),
         Assumption(name="parameters", value=setting.parameters, unit="", source=workload.source),
         Assumption(
-            name="dense peak of one GPU",
+            name=f"dense {setting.peak_precision} peak of one GPU",
             value=setting.dense_flop_per_s,
             unit="FLOP/s",
             source="catalogue gpus",
         ),
         Assumption(name="MFU inside one region", value=setting.mfu, unit="", source=setting.mfu_source),
-        BACKWARD_FRACTION,
         MEMORY_RESERVE,
-        NVLINK_EFFICIENCY,
-        NETWORK_EFFICIENCY,
-        OUTER_STATE,
-        Assumption(
-            name="longer step taken for lower risk",
-            value=tolerance,
-            unit="",
-            source="judgement; isthmus.planner.choose.TOLERANCE",
-        ),
+        *_tier_assumptions(setting),
     ]
-    return [*found, *_wan_assumptions(setting.wan)] if setting.wan else found
+    if setting.wan is None:
+        return found
+    tolerated = Assumption(
+        name="longer step taken for lower risk",
+        value=tolerance,
+        unit="",
+        source="judgement; isthmus.planner.choose.TOLERANCE",
+    )
+    return [*found, BACKWARD_FRACTION, OUTER_STATE, tolerated, *_wan_assumptions(setting.wan)]
+
+
+def _tier_assumptions(setting: Setting) -> list[Assumption]:
+    """Efficiencies of the tiers that the regions have; none for single GPUs."""
+    names = {level.name for level in levels(setting.fabric)}
+    found = [BLOCKING_IN_MFU] if names - {"wan"} else []
+    found += [NVLINK_EFFICIENCY] if "nvlink" in names else []
+    found += [PCIE_EFFICIENCY] if "pcie" in names else []
+    return found + ([NETWORK_EFFICIENCY] if names & {"node", "region"} else [])
 
 
 def _wan_assumptions(wan: Wan) -> list[Assumption]:
@@ -157,8 +169,8 @@ def _wan_assumptions(wan: Wan) -> list[Assumption]:
             name="WAN payload rate of a region",
             value=wan.limit.rate_bytes_per_s,
             unit="B/s",
-            source=f"bound by {wan.limit.bind}; {wan.rails} rails x {wan.streams} streams; "
-            "headers at MTU 1500, window / RTT, loss after Mathis et al. 1997",
+            source=f"bound by {wan.limit.bind}; {wan.rails} rails x {wan.streams} streams"
+            + ("" if wan.rdma else "; headers at MTU 1500, window / RTT, loss after Mathis et al. 1997"),
         ),
         Assumption(
             name="WAN payload rate of one NCCL ring",
@@ -166,7 +178,7 @@ def _wan_assumptions(wan: Wan) -> list[Assumption]:
             unit="B/s",
             source=f"bound by {wan.flat(1).bind}; {wan.channels} channels, one connection each; tp x pp such rings at once",
         ),
-        TCP_WINDOW,
+        *([RDMA_PAYLOAD] if wan.rdma else [TCP_WINDOW]),
         NCCL_CHANNELS,
         NCCL_BUFFER,
     ]

@@ -8,6 +8,7 @@ from isthmus.cost.paths import Wan, region_tiers, wan_pipe
 from isthmus.errors import InfeasibleError
 from isthmus.fabric import Fabric
 from isthmus.workload import Workload, mtp_parameter_count, parameter_count, state_bytes
+from isthmus.workload.model import Precision
 
 __all__ = ["Setting", "make_setting"]
 
@@ -21,7 +22,8 @@ class Setting:
         region_gpus: Of each region, in the fabric's order.
         node_gpus: GPUs that share the quickest wiring; bounds tensor parallelism.
         gpu_memory_bytes: Of the smallest GPU.
-        dense_flop_per_s: Of the slowest GPU in the workload's precision.
+        dense_flop_per_s: Of the slowest GPU, in the precision that `mfu` is a share of.
+        peak_precision: That precision: the workload's, or bf16 where only bf16 has a sourced MFU.
         mfu: Model FLOP utilisation inside one region.
         mfu_source: Who says so.
         parameters: Trained parameters.
@@ -36,6 +38,7 @@ class Setting:
     node_gpus: int
     gpu_memory_bytes: float
     dense_flop_per_s: float
+    peak_precision: Precision
     mfu: float
     mfu_source: str
     parameters: int
@@ -75,6 +78,7 @@ def make_setting(fabric: Fabric, workload: Workload) -> Setting:
                 f"{group.gpu.kind} has no {workload.precision} rate, which {workload.name} trains in",
                 f"precision: {group.gpu.kind} has {known}",
             )
+    peak_precision, mfu, mfu_source = _rate(workload)
     return Setting(
         fabric=fabric,
         workload=workload,
@@ -82,10 +86,27 @@ def make_setting(fabric: Fabric, workload: Workload) -> Setting:
         region_gpus=tuple(region.gpus for region in fabric.regions),
         node_gpus=min(min(group.gpus, group.in_node.domain) for group in groups),
         gpu_memory_bytes=min(group.gpu.memory_bytes for group in groups),
-        dense_flop_per_s=min(group.gpu.dense_flop_per_s[workload.precision] for group in groups),
-        mfu=workload.mfu if workload.mfu is not None else DEFAULT_MFU.value,
-        mfu_source=workload.source if workload.mfu is not None else DEFAULT_MFU.source,
+        dense_flop_per_s=min(group.gpu.dense_flop_per_s[peak_precision] for group in groups),
+        peak_precision=peak_precision,
+        mfu=mfu,
+        mfu_source=mfu_source,
         parameters=parameter_count(workload.shape) + mtp_parameter_count(workload.shape),
         tiers=region_tiers(fabric),
         wan=wan_pipe(fabric),
     )
+
+
+def _rate(workload: Workload) -> tuple[Precision, float, str]:
+    """(precision of the peak, MFU of it, who says so). The sourced default was measured in bf16 and holds there only."""
+    if workload.mfu is not None:
+        return workload.precision, workload.mfu, workload.source
+    mfu, source = DEFAULT_MFU.value, DEFAULT_MFU.source
+    match workload.precision:
+        case "fp8":
+            told = "no MFU of fp8 training is sourced here, so fp8 counts at the bf16 peak; the workload may state one"
+            return "bf16", mfu, f"{source}; {told}"
+        case "bf16":
+            return "bf16", mfu, source
+        case _:
+            told = f"judgement: the same share is taken of the {workload.precision} peak, though measured in bf16"
+            return workload.precision, mfu, f"{source}; {told}"
