@@ -75,6 +75,9 @@ def train(options: dict[str, Any], out: Path) -> None:
         with cluster.sync(model, optimizer, also=[schedule]):
             for number, batch in enumerate(cluster.batches(dataset(), options["batch"], steps=options["steps"], seed=3)):
                 disturb(cluster, given, options, number)
+                if options.get("own_loop"):
+                    own_step(model, optimizer, batch)
+                    continue
                 last = (number + 1) % micro == 0
                 if last:
                     cluster.step(model, batch, nn.functional.mse_loss)
@@ -85,6 +88,18 @@ def train(options: dict[str, Any], out: Path) -> None:
                     with model.no_sync():
                         cluster.step(model, batch, nn.functional.mse_loss)
         torch.save(flat(given), out)
+
+
+def own_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+    """A step without `cluster.step`; says whether a step that failed has left the parameters alone."""
+    before = flat(model)
+    nn.functional.mse_loss(model(batch[0]), batch[1]).backward()
+    try:
+        optimizer.step()
+    except BaseException:
+        print("parameters as before the failed step:", torch.equal(flat(model), before))
+        raise
+    optimizer.zero_grad()
 
 
 def disturb(cluster: Cluster, model: nn.Module, options: dict[str, Any], number: int) -> None:

@@ -146,6 +146,16 @@ def test_when_a_rank_is_killed_the_others_end_with_a_named_error(way: str, nurse
 
 
 @pytest.mark.tunnel
+@pytest.mark.parametrize("way", ["flat", "fp32", "local"])
+def test_gradients_of_a_failed_exchange_are_never_applied_by_a_loop_of_its_own_either(way: str, nursery: Any) -> None:
+    regions = {"east": 2} if way == "local" else {"east": 1, "west": 1}  # local steps: gloo inside the region fails
+    outcome = nursery.run(WAYS[way], regions=regions, steps=30, die=[1, 4], timeout_s=60, own_loop=True)
+    assert outcome.codes == [1, -9], "\n".join(outcome.logs)
+    assert "PeerLostError" in outcome.logs[0], outcome.logs[0]
+    assert "parameters as before the failed step: True" in outcome.logs[0], outcome.logs[0]
+
+
+@pytest.mark.tunnel
 @pytest.mark.parametrize("ranks", [[2, 3], [1]])
 @pytest.mark.parametrize("way", ["flat", "fp32", "local"])
 def test_one_flipped_bit_stops_the_run(way: str, ranks: list[int], nursery: Any) -> None:

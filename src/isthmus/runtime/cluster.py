@@ -240,15 +240,16 @@ class Cluster:
             gradient_bytes=4 * trained,
             strategy=self.strategy.name,
         )
-        handle = None
         with self._named_failures():
             session.open(made.given, [optimizer, *also], local)
-            handle = optimizer.register_step_post_hook(self._end_step)
+            # However the backward pass was run, no optimizer applies the gradients of a failed exchange.
+            handles = optimizer.register_step_pre_hook(self._begin_step), optimizer.register_step_post_hook(self._end_step)
             try:
                 yield
                 session.close()
             finally:
-                handle.remove()
+                for handle in handles:
+                    handle.remove()
 
     def batches(self, dataset: Dataset[Any], batch_size: int = 8, steps: int | None = None, seed: int = 0) -> Iterator[Any]:
         """Batches of this rank, dealt without overlap over all ranks of all regions; equal for equal seeds.
@@ -323,6 +324,11 @@ class Cluster:
         if self._session is None:
             raise InputError(what, "was used outside cluster.sync", "with cluster.sync(model, optimizer): ...")
         return self._session
+
+    def _begin_step(self, *_: Any) -> None:
+        assert self._session is not None
+        with self._named_failures():
+            self._session.raise_failure()
 
     def _end_step(self, *_: Any) -> None:
         assert self._session is not None

@@ -63,9 +63,15 @@ class Session:
         self._backward_s += backward_s
         self._waited_s += waited_s
 
+    def raise_failure(self) -> None:
+        """Raise the first failure of any exchange so far: the gradients at hand are then not the mean over the members."""
+        if self.hook is not None and self.hook.failure is not None:
+            raise self.hook.failure
+        self.federation.courier.raise_failure()
+
     def end_step(self) -> None:
         """The optimizer has stepped: exchange what is due, write the step's line, and change blocks when one ends."""
-        self.federation.courier.raise_failure()
+        self.raise_failure()
         mode, block, tokens = self.pace.mode, self.pace.position, self._tokens
         counts, ending = mode != "off", self.pace.ending
         self._step = self.pace.taken + 1
