@@ -65,6 +65,47 @@ def test_an_unknown_workload_ends_with_2_and_the_nearest_name(
     assert "did you mean 'llama-3-8b'?" in capsys.readouterr().err
 
 
+def test_what_cannot_be_written_is_bad_input_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(monkeypatch, FABRIC, "llama-3-8b", "-o", str(tmp_path)) == 2
+    assert "is a folder" in capsys.readouterr().err
+    assert run(monkeypatch, FABRIC, "llama-3-8b", "-o", "/dev/null") == 2
+    assert "is not a file" in capsys.readouterr().err
+
+    def full(plan: Plan, path: Path) -> None:
+        Path(f"{path}.partial").write_text("half", encoding="utf-8")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("isthmus.cli.plan.save_plan", full)
+    assert run(monkeypatch, FABRIC, "llama-3-8b", "-o", str(tmp_path / "plan.yaml")) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_of_the_fabric_are_warnings_on_stderr_and_the_plan_is_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    impossible = tmp_path / "fabric.yaml"
+    text = Path(FABRIC).read_text(encoding="utf-8")
+    impossible.write_text(text.replace("rtt: 18 ms", "rtt: 1 ms"), encoding="utf-8")
+    assert run(monkeypatch, str(impossible), "llama-3-8b", "--json") == 0
+    said = capsys.readouterr()
+    assert said.err.startswith(f"warning: {impossible}:")
+    assert json.loads(said.out)["strategy"]
+
+
+def test_the_table_says_its_order_and_names_a_refused_strategy_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload = str(EXAMPLES / "workloads" / "gpt3-175b-1024.yaml")
+    assert run(monkeypatch, str(EXAMPLES / "shenzhen-shanghai-8.yaml"), workload) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Best first:" in out
+    assert out.count("local-500-delayed") == 1
+    assert "10 of 13 strategies are refused" in out
+
+
 def test_a_folder_that_does_not_exist_is_bad_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from isthmus.errors import InputError
-from isthmus.fabric import read_fabric
+from isthmus.fabric import check_fabric, read_fabric
 from isthmus.plan import Candidate, Layout, Plan, save_plan
 from isthmus.planner import choose_plan
+from isthmus.planner.choose import TOLERANCE
 from isthmus.units import show_bytes, show_seconds
 from isthmus.workload import read_workload
 
@@ -27,6 +29,13 @@ isthmus plan examples/singapore-tokyo.yaml llama-3-70b --json
 """
 
 
+_ORDER = (
+    f"Best first: of all within {TOLERANCE:.0%} of the quickest left, what isthmus runs (whole, then in part),\n"
+    "then the least risk, then the quickest. "
+    "vs own: pace against the same layout with the WAN off; it compares no layouts."
+)
+
+
 def plan(
     fabric: Annotated[Path, typer.Argument(help="A fabric.yaml.")],
     workload: Annotated[str, typer.Argument(help="A preset, a workload.yaml, or a Hugging Face config.json.")],
@@ -37,22 +46,51 @@ def plan(
 
     The quickest step wins; of the strategies within a few per cent of it, the one that risks the loss least.
     """
-    if output is not None and not output.parent.is_dir():
-        raise InputError("--output", f"no such folder: {str(output.parent)!r}", "create it, or write elsewhere")
-    chosen = choose_plan(read_fabric(fabric), read_workload(workload))
     if output is not None:
-        save_plan(chosen, output)
-        print(f"plan written to {output}", file=sys.stderr)
+        _check_output(output)
+    chosen = choose_plan(read_fabric(fabric), read_workload(workload))
+    _warn(fabric)
+    if output is not None:
+        _write(chosen, output)
     if as_json:
         print(json.dumps(chosen.model_dump(mode="json"), indent=2))
         return
     _show(chosen, Console())
 
 
+def _check_output(output: Path) -> None:
+    """Refuse what can never be written before anything is computed."""
+    if not output.parent.is_dir():
+        raise InputError("--output", f"no such folder: {str(output.parent)!r}", "create it, or write elsewhere")
+    if output.is_dir():
+        raise InputError("--output", f"{str(output)!r} is a folder", f"e.g. -o {output / 'plan.yaml'}")
+    if output.exists() and not output.is_file():
+        raise InputError("--output", f"{str(output)!r} is not a file", "--json prints the plan on stdout")
+
+
+def _write(chosen: Plan, output: Path) -> None:
+    try:
+        save_plan(chosen, output)
+    except OSError as error:
+        with suppress(OSError):
+            Path(f"{output}.partial").unlink()
+        raise InputError("--output", f"cannot write {str(output)!r}: {error.strerror}", "write elsewhere") from None
+    print(f"plan written to {output}", file=sys.stderr)
+
+
+def _warn(fabric: Path) -> None:
+    """Say on stderr what cannot work as the fabric is written; the plan is made as if it did."""
+    for finding in check_fabric(fabric):
+        if finding.severity == "error":
+            print(f"warning: {finding.where}: {finding.reason}\n  {finding.rule}; source: {finding.source}", file=sys.stderr)
+
+
 def _show(chosen: Plan, console: Console) -> None:
     console.print(f"{chosen.workload} on {chosen.fabric}, {chosen.tokens_per_step:,} tokens a step\n")
     winner = Candidate(strategy=chosen.strategy, layout=chosen.layout, prediction=chosen.prediction, risk=chosen.risk)
     console.print(_ranking([winner, *(each for each in chosen.alternatives if each.prediction)], console.width >= 100))
+    if chosen.alternatives:
+        console.print(f"[dim]{_ORDER}[/]")
     refused = [each for each in chosen.alternatives if each.refused]
     if refused:
         console.print("\n[bold]Refused[/]")
@@ -70,7 +108,7 @@ def _ranking(candidates: list[Candidate], wide: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
     for name in ("strategy", *(("layout",) if wide else ())):
         table.add_column(name, no_wrap=True)
-    for name in ("step", "exposed", "util.", "WAN/step", "GPU mem."):
+    for name in ("step", "exposed", "vs own", "WAN/step", "GPU mem."):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("risk", no_wrap=True)
     for index, each in enumerate(candidates):

@@ -19,6 +19,7 @@ from isthmus.cost.timeline import Stage, equal_buckets_exposed_s
 from isthmus.plan import Strategy
 from isthmus.planner.candidates import whole_batch
 from isthmus.planner.setting import Setting
+from isthmus.planner.words import counted
 from isthmus.units import show_bytes, show_rate, show_seconds
 from isthmus.workload import Axes
 
@@ -85,9 +86,9 @@ def _flat(setting: Setting, wan: Wan, strategy: Strategy, axes: Axes, compute: C
     seen = _overlapped(count, Stage(before_s=0.0, wire_s=ring, latency_s=0.0, after_s=0.0), compute)
     sent = 2 * (ranks - 1) / ranks * size
     words = (
-        f"{rings} {'ring' if rings == 1 else 'rings at once'} over {ranks} ranks blind to regions: {show_bytes(sent)} over the "
+        f"{counted(rings, 'ring', 'rings at once')} over {counted(ranks, 'rank')} blind to regions: {show_bytes(sent)} over the "
         f"crossing edges at {show_rate(rate.rate_bytes_per_s)} (bound by {rate.bind}; {wan.channels * rings} streams), "
-        f"{count} buckets of {show_seconds(ring)}, exposed {show_seconds(seen)}"
+        f"{counted(count, 'bucket')} of {show_seconds(ring)}, exposed {show_seconds(seen)}"
     )
     return Crossing(exposed_s=seen, wan_bytes=sent, words=words)
 
@@ -103,7 +104,7 @@ def _hierarchical(setting: Setting, wan: Wan, strategy: Strategy, axes: Axes, co
     seen = _overlapped(count, stage, compute)
     words = (
         f"W = {show_bytes(sent)} ({_coding(setting, strategy)}) at {show_rate(wan.limit.rate_bytes_per_s)} = "
-        f"{show_seconds(wire_s)} in {count} buckets beside the last micro-batch's backward pass "
+        f"{show_seconds(wire_s)} in {counted(count, 'bucket')} beside the last micro-batch's backward pass "
         f"({show_seconds(compute.slot_s * compute.backward_fraction)}), one way "
         f"{show_seconds(wan.one_way_s)}; "
         f"exposed {show_seconds(seen)}"
@@ -119,7 +120,7 @@ def _local_steps(setting: Setting, wan: Wan, strategy: Strategy, compute: Comput
         f"sync C = {show_bytes(sent)} ({_coding(setting, strategy)}) at "
         f"{show_rate(wan.limit.rate_bytes_per_s)} + way "
         f"and all-gather = {show_seconds(sync)}, "
-        + (f"applied d = {delay} steps later: max(0, C - d T)" if delay else "blocking: C")
+        + (f"applied d = {counted(delay, 'step')} later: max(0, C - d T)" if delay else "blocking: C")
         + f" / K = {every} gives {show_seconds(seen)} a step"
     )
     return Crossing(exposed_s=seen, wan_bytes=sent / every, words=words)
@@ -134,7 +135,7 @@ def _zero3(setting: Setting, wan: Wan, axes: Axes, compute: Compute) -> Crossing
     words = (
         f"(R-1)/R (2P + G) a = {show_bytes(sent)} with P = {show_bytes(weights)}, G = "
         f"{show_bytes(gradients)}, "
-        f"a = {compute.micro_batches} micro-batches, at {show_rate(wan.limit.rate_bytes_per_s)} = "
+        f"a = {counted(compute.micro_batches, 'micro-batch', 'micro-batches')}, at {show_rate(wan.limit.rate_bytes_per_s)} = "
         f"{show_seconds(wire_s)}, "
         f"{gathers} gathers of one way {show_seconds(wan.one_way_s)} beside the compute; exposed "
         f"{show_seconds(seen)}"
@@ -176,9 +177,8 @@ def _pipeline(setting: Setting, wan: Wan, axes: Axes, compute: Compute) -> Cross
     words = (
         f"activations of a micro-batch {show_seconds(wire_s)} on the wire and {show_seconds(way_s)} on the "
         "way, against "
-        f"{show_seconds(compute.slot_s)} of compute: fill and drain 2 x {crossings} crossings, {extra} more "
-        "micro-batches in "
-        f"flight; exposed {show_seconds(seen)}"
+        f"{show_seconds(compute.slot_s)} of compute: fill and drain 2 x {counted(crossings, 'crossing')}, "
+        f"{counted(extra, 'more micro-batch', 'more micro-batches')} in flight; exposed {show_seconds(seen)}"
     )
     return Crossing(exposed_s=seen, wan_bytes=sent, words=words)
 

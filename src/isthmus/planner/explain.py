@@ -18,6 +18,7 @@ from isthmus.fabric import levels
 from isthmus.plan import Assumption, Candidate, Prediction, StrategyKind
 from isthmus.planner.candidates import readiness, risk, runs
 from isthmus.planner.setting import Setting
+from isthmus.planner.words import counted
 from isthmus.units import show_bytes, show_seconds
 
 __all__ = ["assumptions", "rule_of_thumb", "why"]
@@ -87,7 +88,7 @@ def _lacks(candidate: Candidate) -> str:
 
 
 def _refused_count(refused: int, all_: int) -> str:
-    return f"{refused} of {all_} strategies {'is' if refused == 1 else 'are'}"
+    return f"{refused} of {counted(all_, 'strategy', 'strategies')} {'is' if refused == 1 else 'are'}"
 
 
 def rule_of_thumb(setting: Setting, ranked: list[Candidate], refused: list[Candidate]) -> str:
@@ -169,14 +170,15 @@ def _wan_assumptions(wan: Wan) -> list[Assumption]:
             name="WAN payload rate of a region",
             value=wan.limit.rate_bytes_per_s,
             unit="B/s",
-            source=f"bound by {wan.limit.bind}; {wan.rails} rails x {wan.streams} streams"
+            source=f"bound by {wan.limit.bind}; {counted(wan.rails, 'rail')} x {counted(wan.streams, 'stream')}"
             + ("" if wan.rdma else "; headers at MTU 1500, window / RTT, loss after Mathis et al. 1997"),
         ),
         Assumption(
             name="WAN payload rate of one NCCL ring",
             value=wan.flat(1).rate_bytes_per_s,
             unit="B/s",
-            source=f"bound by {wan.flat(1).bind}; {wan.channels} channels, one connection each; tp x pp such rings at once",
+            source=f"bound by {wan.flat(1).bind}; {counted(wan.channels, 'channel')}, one connection each; "
+            "tp x pp such rings at once",
         ),
         *([RDMA_PAYLOAD] if wan.rdma else [TCP_WINDOW]),
         NCCL_CHANNELS,

@@ -6,6 +6,7 @@ from isthmus.errors import InfeasibleError
 from isthmus.plan import Strategy
 from isthmus.planner.candidates import over_all, whole_batch
 from isthmus.planner.setting import Setting
+from isthmus.planner.words import counted
 from isthmus.units import show_bytes
 from isthmus.workload import Axes, activation_bytes, gpu_memory
 
@@ -74,8 +75,9 @@ def bind_of(setting: Setting, strategy: Strategy, leanest: tuple[float, Axes] | 
             counts = " and ".join(str(gpus) for gpus in setting.region_gpus)
             return f"stages of equal size need regions of equal size; these have {counts} GPUs"
         return (
-            f"no layout divides {setting.gpus} GPUs, {setting.workload.shape.layers} layers, "
-            f"{setting.workload.shape.heads} heads and {setting.workload.sequences_per_step} sequences"
+            f"no layout divides {counted(setting.gpus, 'GPU')}, {counted(setting.workload.shape.layers, 'layer')}, "
+            f"{counted(setting.workload.shape.heads, 'head')} and "
+            f"{counted(setting.workload.sequences_per_step, 'sequence')}"
         )
     need, axes = leanest
     return (
