@@ -103,7 +103,10 @@ def _optional(option: str, text: str | None, unit: Unit) -> float | None:
 def _script(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
-    words = shlex.split(text)
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise InputError("--script", f"{text!r}: {str(error).lower()}", "close the quote, or escape it") from None
     if not words:
         raise InputError("--script", "is empty", "e.g. --script 'train.py --lr 1e-3'")
     path = Path(words[0])

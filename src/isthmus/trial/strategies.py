@@ -25,18 +25,31 @@ STRATEGIES: dict[str, Strategy] = {
     )
 }
 
+# The names that `isthmus plan` prints for the same ways of joining regions.
+_PLANNER_NAMES = {
+    "hierarchical-bf16": "bf16",
+    "hierarchical-int8": "int8",
+    "hierarchical-int4": "int4",
+    "local-20": "local-steps",
+    "local-20-delayed": "local-delayed",
+}
+_KNOWN = f"known: {', '.join(STRATEGIES)}; or the planner's {', '.join(_PLANNER_NAMES)}"
+
 
 def trial_strategies(names: tuple[str, ...]) -> tuple[Strategy, ...]:
-    """The strategies called `names`, in that order.
+    """The strategies called `names`, by the trial's names or the planner's, in that order.
 
     Raises:
         InputError: A name is unknown or given twice, or there is none.
     """
     if not names:
-        raise InputError("--strategies", "names no strategy", "known: " + ", ".join(STRATEGIES))
-    for name in names:
+        raise InputError("--strategies", "names no strategy", _KNOWN)
+    own = [_PLANNER_NAMES.get(name, name) for name in names]
+    for name in own:
         if name not in STRATEGIES:
-            raise InputError("--strategies", f"unknown strategy {name!r}", nearest(name, STRATEGIES))
-        if names.count(name) > 1:
+            near = nearest(name, [*STRATEGIES, *_PLANNER_NAMES])
+            hint = f"{near} {_KNOWN}" if near.startswith("did") else _KNOWN
+            raise InputError("--strategies", f"unknown strategy {name!r}", hint)
+        if own.count(name) > 1:
             raise InputError("--strategies", f"{name!r} is given twice")
-    return tuple(STRATEGIES[name] for name in names)
+    return tuple(STRATEGIES[name] for name in own)
