@@ -129,3 +129,7 @@ def test_an_unknown_entry_is_refused_with_the_nearest(kind: str, name: str, mess
     with pytest.raises(InputError) as error:
         entry(kind, name)
     assert str(error.value) == message
+
+
+def test_a_pair_of_cities_may_be_named_either_way_round() -> None:
+    assert entry("rtt", "shenzhen/shanghai") == entry("rtt", "shanghai/shenzhen")

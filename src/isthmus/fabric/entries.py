@@ -156,12 +156,15 @@ def entries(kind: str) -> dict[str, Entry]:
 
 
 def entry(kind: str, name: str) -> Entry:
-    """The entry called `name`.
+    """The entry called `name`; a pair such as `shenzhen/shanghai` may be named either way round.
 
     Raises:
         InputError: There is no such kind or name; the hint is the nearest one.
     """
     known = entries(kind)
+    reversed_pair = "/".join(reversed(name.split("/")))
+    if name not in known and reversed_pair in known:
+        return known[reversed_pair]
     if name not in known:
         raise InputError("catalogue", f"unknown name {name!r} in {kind}", nearest(name, known))
     return known[name]
