@@ -67,6 +67,8 @@ def flat(model: nn.Module) -> torch.Tensor:
 def train(options: dict[str, Any], out: Path) -> None:
     """Train by the front door. Regions begin with unlike parameters; `parallelize` must make them the first region's."""
     with join(timeout_s=options.get("timeout_s", 20.0)) as cluster:
+        if options.get("listeners"):
+            print("listens on", listeners())
         given, optimizer_of = make(options, seed=cluster.rank)
         model = cluster.parallelize(given)
         optimizer = optimizer_of(model.parameters())
@@ -88,6 +90,17 @@ def train(options: dict[str, Any], out: Path) -> None:
                     with model.no_sync():
                         cluster.step(model, batch, nn.functional.mse_loss)
         torch.save(flat(given), out)
+
+
+def listeners() -> list[str]:
+    """Addresses that this process listens on, in the kernel's hexadecimal."""
+    mine = {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]
+    ]
+    return sorted({row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine})
 
 
 def own_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:

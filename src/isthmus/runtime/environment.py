@@ -78,6 +78,7 @@ class RankEnvironment:
         rank: Within the region world.
         world_size: Ranks of the region world.
         master: host:port of the region world's store; None for a rank that runs alone.
+        agent_store: torchrun's agent already serves that store; else rank 0 does.
         region: Name of this rank's region.
         region_index: Its number in `members`; 0 without.
         members: All regions, or None for a rank that knows of one region only.
@@ -95,6 +96,7 @@ class RankEnvironment:
     plan_path: Path | None
     metrics_dir: Path | None
     blocks: str | None
+    agent_store: bool = False
 
     @property
     def regions(self) -> int:
@@ -157,6 +159,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> RankEnvironmen
         plan_path=_path(variables, "ISTHMUS_PLAN"),
         metrics_dir=_path(variables, "ISTHMUS_METRICS"),
         blocks=variables.get("ISTHMUS_BLOCKS") or None,
+        agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
 

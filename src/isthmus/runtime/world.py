@@ -4,6 +4,11 @@ A region world never spans regions, so a dead region cannot break another's grou
 of its own: two threads must not interleave their calls on one group.
 """
 
+import errno
+import os
+import socket
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,10 +20,11 @@ from torch._C import _distributed_c10d as c10d
 
 from isthmus.errors import InputError
 from isthmus.runtime.environment import RankEnvironment, split_address
+from isthmus.runtime.streams import open_listener
 
 COMM_PATIENCE = 10
 
-__all__ = ["World", "gather_numbers", "open_world"]
+__all__ = ["World", "gather_numbers", "open_store", "open_world"]
 
 
 @dataclass(slots=True)
@@ -52,6 +58,9 @@ class World:
 def open_world(environment: RankEnvironment, *, flat: bool, timeout_s: float) -> World:
     """Meet the other ranks of the region and, where `flat`, those of all regions.
 
+    The stores that we serve listen on MASTER_ADDR and on `flat_master` only, see `open_store`. Under torchrun the region's
+    store is its agent's, which listens on every interface; that is not ours to change.
+
     Raises:
         InputError: `flat` spans regions but members.json names no `flat_master`, or `torch.distributed` was
             initialised with another rank or size than the environment says.
@@ -61,8 +70,10 @@ def open_world(environment: RankEnvironment, *, flat: bool, timeout_s: float) ->
     timeout = timedelta(seconds=timeout_s)
     world = World()
     if not dist.is_initialized():
-        # env:// and not tcp://: under torchrun the agent already serves the store at MASTER_PORT.
-        dist.init_process_group("gloo", rank=environment.rank, world_size=environment.world_size, timeout=timeout)
+        rank, size = environment.rank, environment.world_size
+        serves = rank == 0 and not environment.agent_store
+        store = open_store(environment.master, size, serves=serves, timeout=timeout)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
         world.owns_default = True
     elif (dist.get_rank(), dist.get_world_size()) != (environment.rank, environment.world_size):
         raise InputError(
@@ -90,20 +101,57 @@ def _flat_groups(environment: RankEnvironment, timeout: timedelta) -> tuple[dist
             "has no 'flat_master', which the flat strategy needs",
             'add "flat_master": "host:port" of the first rank of the first region',
         )
-    host, port = split_address(environment.members.flat_master)
-    store = c10d.TCPStore(
-        host,
-        port,
-        world_size=environment.global_size,
-        is_master=environment.global_rank == 0,
-        timeout=timeout,
-        wait_for_workers=False,
-    )
+    address = split_address(environment.members.flat_master)
+    store = open_store(address, environment.global_size, serves=environment.global_rank == 0, timeout=timeout)
     # The constructor honours GLOO_SOCKET_IFNAME, as init_process_group does.
     rank, size = environment.global_rank, environment.global_size
     names = ("isthmus-gradients", "isthmus-control")
     gradients, control = (c10d.ProcessGroupGloo(c10d.PrefixStore(name, store), rank, size, timeout) for name in names)
     return cast(dist.ProcessGroup, gradients), cast(dist.ProcessGroup, control)
+
+
+def open_store(address: tuple[str, int], size: int, *, serves: bool, timeout: timedelta) -> c10d.TCPStore:
+    """The key-value store through which `size` ranks find each other; one of them serves it, on `address` only.
+
+    Torch by itself would listen on every interface. Where the address is none of this host's (it is translated on the
+    way) there is no other choice; then stderr says so, and a firewall has to keep strangers out.
+
+    Raises:
+        OSError: The port is taken.
+    """
+
+    def store(listen_fd: int | None) -> c10d.TCPStore:
+        host, port = address
+        return c10d.TCPStore(
+            host, port, size, serves, timeout=timeout, wait_for_workers=False, master_listen_fd=listen_fd
+        )
+
+    if not serves:
+        return store(None)
+    try:
+        listen_fd = open_listener(*address, backlog=max(128, size)).detach()
+    except OSError as error:
+        if not isinstance(error, socket.gaierror) and error.errno != errno.EADDRNOTAVAIL:
+            raise
+        return _on_every_interface(store, address, error)
+    try:
+        return store(listen_fd)
+    except (RuntimeError, TypeError, ValueError) as error:
+        with suppress(OSError):
+            os.close(listen_fd)
+        return _on_every_interface(store, address, error)
+
+
+def _on_every_interface(
+    store: Callable[[int | None], c10d.TCPStore], address: tuple[str, int], error: Exception
+) -> c10d.TCPStore:
+    host, port = address
+    print(
+        f"isthmus: the store of {host}:{port} cannot listen there alone ({error}): it listens on EVERY interface, port {port}",
+        file=sys.stderr,
+        flush=True,
+    )
+    return store(None)
 
 
 def gather_numbers(group: dist.ProcessGroup, number: int, size: int) -> list[int]:
