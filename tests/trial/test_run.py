@@ -53,7 +53,8 @@ def test_a_users_script_runs_by_every_strategy_with_replicas_equal_and_fewer_byt
 @pytest.mark.timeout(300)
 def test_a_cut_link_is_survived_and_a_killed_region_is_reported(tmp_path: Path) -> None:
     output = tmp_path / "out"
-    cut = isthmus_try(output, *LINK, "--script", SCRIPT, "--strategies", "hierarchical", "--fault", "0s: down shenzhen-shanghai 1s")
+    down = "0s: down shenzhen-shanghai 1s"
+    cut = isthmus_try(output, *LINK, "--script", SCRIPT, "--strategies", "hierarchical", "--fault", down)
     results = results_of(cut, output)
     assert results["strategies"][0]["replicas_equal"] is True
     assert "link shenzhen-shanghai down for 1 s" in results["faults"][0]["seen"]
