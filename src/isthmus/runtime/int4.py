@@ -8,7 +8,7 @@ random), otherwise at random so that the expected value is the element itself (t
 Layout: scales of all blocks, then the bytes b, then the levels. Of a block of m elements, byte i of the levels holds
 element i in its low half and element i + ceil(m / 2) in its high half, each as level + 8. The last block may be short.
 Decoding is two float32 roundings, scale x b and that times a small integer: every machine gets the same bits.
-A block with an infinity or a NaN decodes to non-finite values. Blocks that reach no further than 1.7e-34 become zero.
+A block with an infinity or a NaN decodes to non-finite values. Blocks that reach no further than 1.8e-34 become zero.
 Sources: QSGD (Alistarh et al., NeurIPS 2017) for rounding at random, with max-norm blocks; 1-bit SGD (Seide et al.,
 Interspeech 2014) for error feedback.
 """
@@ -27,7 +27,7 @@ BLOCK_ELEMENTS = 256
 SUB_ELEMENTS = 32
 _SUBS = BLOCK_ELEMENTS // SUB_ELEMENTS
 _LEVELS = 7.0
-_TILE_ELEMENTS = 1 << 16
+_TILE_ELEMENTS = 1 << 17
 _SCALE_MIN = 1e-37
 _scratch = threading.local()
 
@@ -50,14 +50,18 @@ def encode_int4(values: torch.Tensor, out: torch.Tensor, seed: int, residual: to
             source = residual[part.start : part.stop].add_(source)
         rows = _padded(source).view(-1, SUB_ELEMENTS)
         levels, _ = _tile_scratch(rows.numel())
-        steps = _steps(rows, levels, part)
+        torch.abs(rows, out=levels)
+        finite = _scale(levels, part)
+        steps = _steps(part)
         _quantise(rows, steps, levels, noise)
         if residual is not None:
             rows.addcmul_(levels, steps, value=-1.0)
-            if not torch.isfinite(part.scales).all():
+        if not finite:
+            levels.nan_to_num_(0.0)
+            if residual is not None:
                 rows.nan_to_num_(0.0, 0.0, 0.0)
-            if rows.numel() != source.numel():
-                source.copy_(rows.view(-1)[: source.numel()])
+        if residual is not None and rows.numel() != source.numel():
+            source.copy_(rows.view(-1)[: source.numel()])
         _pack(levels, part)
 
 
@@ -66,8 +70,7 @@ def decode_int4(data: torch.Tensor, out: torch.Tensor) -> None:
     for part in _parts(data, out.numel()):
         target = out[part.start : part.stop]
         rows = _padded(target).view(-1, SUB_ELEMENTS)
-        _unpack(part, rows)
-        rows.mul_(_spread(part.scales, part.subs))
+        torch.mul(_unpack(part), _steps(part), out=rows)
         if rows.numel() != target.numel():
             target.copy_(rows.view(-1)[: target.numel()])
 
@@ -108,25 +111,25 @@ def _padded(values: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(values, (0, -values.numel() % SUB_ELEMENTS)) if values.numel() % SUB_ELEMENTS else values
 
 
-def _steps(rows: torch.Tensor, scratch: torch.Tensor, part: _Part) -> torch.Tensor:
-    """Write the scales of `rows`; return the steps, one a row, as the decoder will see them."""
-    largest = torch.amax(torch.abs(rows, out=scratch), 1)
-    torch.amax(torch.nn.functional.pad(largest, (0, -largest.numel() % _SUBS)).view(-1, _SUBS), 1, out=part.scales)
-    part.scales.mul_(1.0 / (255.0 * _LEVELS))
-    part.scales[part.scales < _SCALE_MIN] = 0.0
-    inverse = (1.0 / (part.scales * _LEVELS)).nan_to_num_(posinf=0.0)
-    shares = largest.mul_(inverse.repeat_interleave(_SUBS)[: largest.numel()])
-    part.subs.copy_(shares.ceil_().nan_to_num_(255.0).clamp_(0.0, 255.0))
-    return _spread(part.scales, part.subs)
+def _scale(magnitudes: torch.Tensor, part: _Part) -> bool:
+    """Write both scales of |x| in rows of sub-blocks; whether all scales are finite."""
+    largest = torch.amax(magnitudes, 1).view(part.scales.numel(), -1)
+    torch.amax(largest, 1, out=part.scales)
+    torch.nn.functional.threshold_(part.scales.mul_(1.0 / (255.0 * _LEVELS)), _SCALE_MIN, 0.0)
+    finite = bool(torch.isfinite(part.scales).all())
+    inverse = torch.reciprocal(part.scales * _LEVELS).clamp_(max=2.0 / (_SCALE_MIN * _LEVELS))  # of 0: not infinite
+    largest.mul_(inverse.unsqueeze(1)).ceil_().clamp_(max=255.0)
+    part.subs.view(largest.shape).copy_(largest if finite else largest.nan_to_num_(255.0))
+    return finite
 
 
-def _spread(scales: torch.Tensor, subs: torch.Tensor) -> torch.Tensor:
-    """Steps, shape (sub-blocks, 1)."""
-    return scales.repeat_interleave(_SUBS)[: subs.numel()].mul_(subs).unsqueeze(1)
+def _steps(part: _Part) -> torch.Tensor:
+    """Shape (sub-blocks, 1)."""
+    return torch.mul(part.subs.view(part.scales.numel(), -1), part.scales.unsqueeze(1)).view(-1, 1)
 
 
 def _quantise(rows: torch.Tensor, steps: torch.Tensor, levels: torch.Tensor, noise: np.random.SFC64 | None) -> None:
-    torch.mul(rows, (1.0 / steps).nan_to_num_(0.0, 0.0, 0.0), out=levels)
+    torch.mul(rows, torch.reciprocal(steps).clamp_(max=2.0 / _SCALE_MIN), out=levels)
     if noise is not None:
         raw = torch.from_numpy(noise.random_raw(rows.numel() // 4).view(np.int16))
         levels.add_(raw.view(levels.shape), alpha=2.0**-16)
@@ -135,26 +138,23 @@ def _quantise(rows: torch.Tensor, steps: torch.Tensor, levels: torch.Tensor, noi
 
 def _pack(levels: torch.Tensor, part: _Part) -> None:
     """Two levels a byte, each + 8, in arithmetic modulo 256."""
-    if not torch.isfinite(part.scales).all():
-        levels.nan_to_num_(0.0)
-    count = part.stop - part.start
+    count, half, pairs = part.stop - part.start, -(-part.width // 2), part.width // 2
     _, narrow = _tile_scratch(count)
-    bytes_ = narrow.copy_(levels.view(-1)[:count]).view(-1, part.width)
-    half = -(-part.width // 2)
-    out = part.codes.view(torch.int8).view(-1, half)
-    out.copy_(bytes_[:, :half])
-    out[:, : part.width - half].add_(bytes_[:, half:], alpha=16)
+    each, out = narrow.copy_(levels.view(-1)[:count]).view(-1, part.width), part.codes.view(torch.int8).view(-1, half)
+    torch.add(each[:, :pairs], each[:, half:], alpha=16, out=out[:, :pairs])
+    if pairs < half:
+        out[:, pairs:] = each[:, pairs:half]
     out.add_(136 - 256)
 
 
-def _unpack(part: _Part, rows: torch.Tensor) -> None:
-    """Levels of `part` into `rows`; what pads them is left as it is."""
+def _unpack(part: _Part) -> torch.Tensor:
+    """Levels of `part`, int8 in the thread's tile, shape (sub-blocks, 32); what pads the last one is anything."""
     count, half = part.stop - part.start, -(-part.width // 2)
-    _, narrow = _tile_scratch(count)
-    codes, bytes_ = part.codes.view(-1, half), narrow.view(torch.uint8).view(-1, part.width)
+    _, narrow = _tile_scratch(part.subs.numel() * SUB_ELEMENTS)
+    codes, bytes_ = part.codes.view(-1, half), narrow[:count].view(torch.uint8).view(-1, part.width)
     torch.bitwise_and(codes, 15, out=bytes_[:, :half])
     torch.bitwise_right_shift(codes[:, : part.width - half], 4, out=bytes_[:, half:])
-    rows.view(-1)[:count].copy_(narrow.sub_(8))
+    return narrow.sub_(8).view(-1, SUB_ELEMENTS)
 
 
 def _tile_scratch(elements: int) -> tuple[torch.Tensor, torch.Tensor]:
