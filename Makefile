@@ -40,7 +40,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/link_fidelity.py --quick
 	$(BIN)/python benchmarks/all_reduce.py
 
-## make quality  final loss of int4 and local steps against every-step fp32 (three seeds, about 40 minutes)
+## make quality  final loss of int4 and local steps against every-step fp32 (three seeds, about 12 minutes)
 quality: $(STAMP)
 	$(BIN)/python benchmarks/quality.py
 

@@ -56,11 +56,11 @@ def test_one_bucket_without_overlap_by_hand() -> None:
 
 
 def test_int4_by_hand() -> None:
-    # 0.5/4 + 4/(4*256) of 16 MB = 2.0625 MB; 0.17092 s. Encode 8 MB shard at 400 MB/s 20 ms, decode two at
+    # 0.5/4 + (4 + 8)/(4*256) of 16 MB = 2.1875 MB; 0.18128 s. Encode 8 MB shard at 400 MB/s 20 ms, decode two at
     # 800 MB/s 20 ms.
     inputs = replace(INPUTS, buckets=(16e6,), copy_bytes_per_s=1e15)
     step = predict_trial(Strategy(name="i4", kind="hierarchical", codec="int4"), inputs).step_s
-    assert step == pytest.approx(1.0 + 0.020 + 0.170925 + 0.009 + 0.020, abs=1e-5)
+    assert step == pytest.approx(1.0 + 0.020 + 0.181284 + 0.009 + 0.020, abs=1e-5)
 
 
 @given(st.floats(1e6, 2.5e8), st.floats(0, 0.06), st.floats(1e5, 1e8), st.floats(0.01, 10))

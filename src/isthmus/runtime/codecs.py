@@ -3,46 +3,43 @@
     none   the bits
     bf16   round to nearest even
     int8   blocks of 256: scale = max|x| / 127 as float32, then one signed byte an element, rounded to nearest
-    int4   blocks of 256: scale = max|x| / 7 as float32, then half a byte an element, rounded at random so that the
-           expected value is the element itself (to within 2^-16 of a step); the noise follows from the seed alone
+    int4   blocks of 256 with a float32 scale, in them sub-blocks of 32 with a scale of 8 bits, then half a byte an element:
+           see isthmus.runtime.int4
 
-Layout: all scales first, then the codes. In int4, byte i of a block of m elements holds element i in its low half and
-element i + ceil(m / 2) in its high half, each as level + 8.
+Layout of int8: all scales first, then the codes.
 Decoding multiplies a small integer by a float32 scale, one rounding, so that every machine gets the same bits.
-A block with an infinity or a NaN decodes to non-finite values: it is not hidden. Blocks below 1e-37 become zero.
-Source of int4: QSGD (Alistarh et al., NeurIPS 2017), with max-norm blocks.
+A block with an infinity or a NaN decodes to non-finite values: it is not hidden. Blocks below 1e-37 (int4: 2e-34) become
+zero.
 """
 
 import threading
 from collections.abc import Iterator
 from typing import assert_never
 
-import numpy as np
 import torch
 
 from isthmus.plan import CodecName
+from isthmus.runtime.int4 import decode_int4, encode_int4, int4_bytes
 
 __all__ = ["BLOCK_ELEMENTS", "decode", "encode", "encoded_bytes"]
 
 BLOCK_ELEMENTS = 256
 _TILE_ELEMENTS = 1 << 16
-_HALF = BLOCK_ELEMENTS // 2
 _SCALE_MIN = 1e-37
 _scratch = threading.local()
 
 
 def encoded_bytes(codec: CodecName, elements: int) -> int:
-    """Bytes of `elements` float32 values after encoding: 4n, 2n, n + 4 ceil(n/256), ceil(n/2) + 4 ceil(n/256)."""
-    scales = 4 * -(-elements // BLOCK_ELEMENTS)
+    """Bytes of `elements` float32 values after encoding: 4n, 2n, n + 4 ceil(n/256), and that of `int4_bytes`."""
     match codec:
         case "none":
             return 4 * elements
         case "bf16":
             return 2 * elements
         case "int8":
-            return elements + scales
+            return elements + 4 * -(-elements // BLOCK_ELEMENTS)
         case "int4":
-            return -(-elements // 2) + scales
+            return int4_bytes(elements)
         case _:
             assert_never(codec)
 
@@ -60,9 +57,9 @@ def encode(
         codec: Name of the codec.
         values: float32, shape (n,), contiguous, CPU; left as it is.
         out: uint8, shape (encoded_bytes(codec, n),).
-        seed: Of the noise of int4; different on members whose errors should be independent.
+        seed: Of the noise of int4 without a residual; different on members whose errors should be independent.
         residual: float32, shape (n,): what earlier encodings left out. It is added before, and replaced by what this
-            encoding leaves out; non-finite blocks leave out nothing.
+            encoding leaves out; non-finite blocks leave out nothing. With it int4 rounds to nearest.
     """
     _check(codec, values, out)
     match codec:
@@ -73,9 +70,9 @@ def encode(
         case "bf16":
             _encode_bf16(values, out.view(torch.bfloat16), residual)
         case "int8":
-            _encode_blocks(values, out, residual, None)
+            _encode_int8(values, out, residual)
         case "int4":
-            _encode_blocks(values, out, residual, np.random.SFC64(seed))
+            encode_int4(values, out, seed, residual)
         case _:
             assert_never(codec)
 
@@ -88,16 +85,14 @@ def decode(codec: CodecName, data: torch.Tensor, out: torch.Tensor) -> None:
             out.view(torch.uint8).copy_(data)
         case "bf16":
             out.copy_(data.view(torch.bfloat16))
-        case "int8" | "int4":
+        case "int8":
             scales, codes = _split(data, out.numel())
             for start, stop, width in _tiles(out.numel()):
                 rows = scales[start // BLOCK_ELEMENTS : -(-stop // BLOCK_ELEMENTS)].unsqueeze(1)
-                tile = out[start:stop].view(-1, width)
-                if codec == "int8":
-                    torch.mul(codes[start:stop].view(torch.int8).view(-1, width), rows, out=tile)
-                else:
-                    _unpack(codes[start // 2 : -(-stop // 2)].view(tile.shape[0], -1), tile)
-                    tile.sub_(8.0).mul_(rows)
+                levels = codes[start:stop].view(torch.int8).view(-1, width)
+                torch.mul(levels, rows, out=out[start:stop].view(-1, width))
+        case "int4":
+            decode_int4(data, out)
         case _:
             assert_never(codec)
 
@@ -137,8 +132,7 @@ def _encode_bf16(values: torch.Tensor, out: torch.Tensor, residual: torch.Tensor
         residual.nan_to_num_(0.0, 0.0, 0.0)
 
 
-def _encode_blocks(values: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None, noise: np.random.SFC64 | None) -> None:
-    levels = 127.0 if noise is None else 7.0
+def _encode_int8(values: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None) -> None:
     all_scales, codes = _split(out, values.numel())
     scratch = _tile_scratch()
     for start, stop, width in _tiles(values.numel()):
@@ -148,21 +142,15 @@ def _encode_blocks(values: torch.Tensor, out: torch.Tensor, residual: torch.Tens
         tile, quotient = tile.view(-1, width), scratch[: stop - start].view(-1, width)
         scales = all_scales[start // BLOCK_ELEMENTS : -(-stop // BLOCK_ELEMENTS)]
         torch.amax(torch.abs(tile, out=quotient), 1, out=scales)
-        scales.mul_(1.0 / levels)
+        scales.mul_(1.0 / 127.0)
         scales[scales < _SCALE_MIN] = 0.0
         torch.mul(tile, (1.0 / scales).nan_to_num_(posinf=0.0).unsqueeze(1), out=quotient)
-        if noise is not None:
-            raw = torch.from_numpy(noise.random_raw(-(-quotient.numel() // 4)).view(np.int16))[: quotient.numel()]
-            quotient.add_(raw.view(quotient.shape), alpha=2.0**-16)
-        quotient.round_().clamp_(-levels, levels)
+        quotient.round_().clamp_(-127.0, 127.0)
         if residual is not None:
             tile.addcmul_(quotient, scales.unsqueeze(1), value=-1.0)
             if not torch.isfinite(scales).all():
                 tile.nan_to_num_(0.0, 0.0, 0.0)
-        if noise is None:
-            codes[start:stop].view(torch.int8).view(-1, width).copy_(quotient)
-        else:
-            _pack(quotient, codes[start // 2 : -(-stop // 2)].view(quotient.shape[0], -1))
+        codes[start:stop].view(torch.int8).view(-1, width).copy_(quotient)
 
 
 def _tile_scratch() -> torch.Tensor:
@@ -170,18 +158,3 @@ def _tile_scratch() -> torch.Tensor:
     if not hasattr(_scratch, "tile"):
         _scratch.tile = torch.empty(_TILE_ELEMENTS)
     return _scratch.tile
-
-
-def _pack(levels: torch.Tensor, out: torch.Tensor) -> None:
-    """Two levels a byte, each + 8; `levels` is used up."""
-    half = out.shape[1]
-    low, high = levels[:, :half].add_(8.0), levels[:, half:]
-    low[:, : high.shape[1]].add_(high, alpha=16.0).add_(128.0)
-    out.copy_(low)
-
-
-def _unpack(codes: torch.Tensor, out: torch.Tensor) -> None:
-    half = codes.shape[1]
-    high = out[:, half:]
-    out[:, :half].copy_(codes & 15)
-    high.copy_((codes >> 4)[:, : high.shape[1]])
