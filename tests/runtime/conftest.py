@@ -54,6 +54,7 @@ class Nursery:
         regions: dict[str, int] | None = None,
         blocks: str = "",
         timeout_s: float = 90.0,
+        variables: dict[str, dict[str, str]] | None = None,
         **options: Any,
     ) -> Outcome:
         self._runs += 1
@@ -61,7 +62,7 @@ class Nursery:
         environments = prepare(regions or {"east": 2, "west": 2}, strategy, folder)
         ranks = [
             {
-                "environment": {**environment, "ISTHMUS_BLOCKS": blocks},
+                "environment": {**environment, "ISTHMUS_BLOCKS": blocks, **(variables or {}).get(region, {})},
                 "log": str(folder / f"{region}-{rank}.log"),
             }
             for (region, rank), environment in environments.items()

@@ -66,7 +66,7 @@ def flat(model: nn.Module) -> torch.Tensor:
 
 def train(options: dict[str, Any], out: Path) -> None:
     """Train by the front door. Regions begin with unlike parameters; `parallelize` must make them the first region's."""
-    with join(timeout_s=options.get("timeout_s", 20.0)) as cluster:
+    with join(timeout_s=float(os.environ.get("TEST_TIMEOUT_S", "20"))) as cluster:
         if options.get("listeners"):
             print("listens on", listeners())
         given, optimizer_of = make(options, seed=cluster.rank)

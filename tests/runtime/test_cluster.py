@@ -156,6 +156,22 @@ def test_gradients_of_a_failed_exchange_are_never_applied_by_a_loop_of_its_own_e
 
 
 @pytest.mark.tunnel
+@pytest.mark.parametrize("differs", ["the plan's strategy", "the schedule ISTHMUS_BLOCKS", "join's timeout_s"])
+@pytest.mark.parametrize("way", ["flat", "int8"])
+def test_members_started_unlike_are_told_what_differs(way: str, differs: str, nursery: Any, tmp_path: Path) -> None:
+    save_plan(lone_plan(WAYS[way].model_copy(update={"bucket_bytes": 4096})), tmp_path / "plan.yaml")
+    west = {
+        "the plan's strategy": {"ISTHMUS_PLAN": str(tmp_path / "plan.yaml")},
+        "the schedule ISTHMUS_BLOCKS": {"ISTHMUS_BLOCKS": BLOCKS},
+        "join's timeout_s": {"TEST_TIMEOUT_S": "21"},
+    }[differs]
+    outcome = nursery.run(WAYS[way], regions={"east": 1, "west": 1}, variables={"west": west})
+    assert outcome.codes == [1, 1]
+    said = f"PlanMismatchError: members were not started alike: {differs} differs (east rank 0 "
+    assert all(said in log for log in outcome.logs), "\n".join(outcome.logs)
+
+
+@pytest.mark.tunnel
 @pytest.mark.parametrize("ranks", [[2, 3], [1]])
 @pytest.mark.parametrize("way", ["flat", "fp32", "local"])
 def test_one_flipped_bit_stops_the_run(way: str, ranks: list[int], nursery: Any) -> None:

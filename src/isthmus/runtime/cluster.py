@@ -58,7 +58,8 @@ def join(plan: Plan | Path | str | None = None, *, timeout_s: float = 120.0) -> 
 
     Raises:
         InputError: The environment, the members or the plan is wrong; or the plan's strategy cannot be run here.
-        PeerLostError: Another region did not come in time.
+        PeerLostError: Another region did not come in time; also where regions' plans name strategies that do not even meet.
+        PlanMismatchError: Members were started with other plans, schedules or time-outs.
     """
     environment = read_environment()
     strategy = _strategy(environment, plan)
@@ -72,6 +73,12 @@ def join(plan: Plan | Path | str | None = None, *, timeout_s: float = 120.0) -> 
             rail = Rail.open(*place, strategy.streams, timeout_s, options)
         with Metrics(environment.metrics_dir, environment.region, environment.rank) as metrics:
             federation = Federation(environment, world, courier, rail)
+            terms = {
+                "the plan's strategy": strategy.model_dump_json(),
+                "the schedule ISTHMUS_BLOCKS": environment.blocks or "none",
+                "join's timeout_s": f"{timeout_s:g}",
+            }
+            federation.submit(lambda: federation.agree(terms)).result()
             yield Cluster(environment, strategy, federation, metrics)
             federation.submit(federation.meet).result()  # nobody leaves while others still need what it sends
     finally:

@@ -12,15 +12,16 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+import xxhash
 
 from isthmus.runtime.courier import Courier
 from isthmus.runtime.environment import RankEnvironment
 from isthmus.runtime.frames import TAG_LIMIT, message_tag
-from isthmus.runtime.hashing import require_equal
+from isthmus.runtime.hashing import ReplicaMismatchError, require_equal
 from isthmus.runtime.transport import Rail, Ticket
 from isthmus.runtime.world import World, gather_numbers
 
-__all__ = ["CONTROL_TAGS", "Federation"]
+__all__ = ["CONTROL_TAGS", "Federation", "PlanMismatchError"]
 
 T = TypeVar("T")
 
@@ -28,6 +29,10 @@ T = TypeVar("T")
 CONTROL_TAGS = range(TAG_LIMIT - 4, TAG_LIMIT)
 _NUMBERS, _PROOFS, _PARAMETERS = CONTROL_TAGS[:3]
 _NUMBER = struct.Struct("<Q")
+
+
+class PlanMismatchError(ReplicaMismatchError):
+    """Members were started with other plans, schedules or time-outs; the message says which of these differs."""
 
 
 @dataclass(slots=True)
@@ -101,6 +106,22 @@ class Federation:
             require_equal(self._named(self.numbers(digest)), what)
         if now:
             self._settle()
+
+    def agree(self, terms: dict[str, str]) -> None:
+        """Hold what this rank was started with against every other member's, one term (name -> text) after the other.
+
+        Raises:
+            PlanMismatchError: A member has another text.
+        """
+        for name, text in terms.items():
+            try:
+                self.prove(xxhash.xxh3_64_intdigest(text.encode()), name, now=True)
+            except ReplicaMismatchError as error:
+                found = str(error).partition(": ")[2]
+                raise PlanMismatchError(
+                    f"members were not started alike: {name} differs ({found}); "
+                    f"{self.environment.region} rank {self.environment.rank} has {text}"
+                ) from None
 
     def prove_region(self, digest: int, what: str) -> None:
         """Hold this rank's fingerprint of `what` against those of the other ranks of its region, at once."""
