@@ -48,7 +48,7 @@ def trial_strategies(names: tuple[str, ...]) -> tuple[Strategy, ...]:
     for name in own:
         if name not in STRATEGIES:
             near = nearest(name, [*STRATEGIES, *_PLANNER_NAMES])
-            hint = f"{near} {_KNOWN}" if near.startswith("did") else _KNOWN
+            hint = f"{near}\n  {_KNOWN}" if near.startswith("did") else _KNOWN
             raise InputError("--strategies", f"unknown strategy {name!r}", hint)
         if own.count(name) > 1:
             raise InputError("--strategies", f"{name!r} is given twice")
