@@ -30,8 +30,8 @@ isthmus plan examples/singapore-tokyo.yaml llama-3-70b --json
 
 
 _ORDER = (
-    f"Best first: of all within {TOLERANCE:.0%} of the quickest left, what isthmus runs (whole, then in part),\n"
-    "then the least risk, then the quickest. "
+    f"Best first: of all within {TOLERANCE:.0%} of the quickest left, those isthmus runs (whole,\n"
+    "then in part), of those the least risk, of equals the quickest.\n"
     "vs own: pace against the same layout with the WAN off; it compares no layouts."
 )
 

@@ -75,8 +75,7 @@ def _passed_over(winner: Candidate, others: list[Candidate]) -> str:
         if _prediction(each).step_s < _prediction(winner).step_s and risk(each.strategy) <= risk(winner.strategy)
     ]
     return "".join(
-        f" {each.strategy.name} would be {_pace(winner, each)} at risk {_risk(each)} against {_risk(winner)}, but "
-        f"{_lacks(each)}."
+        f" {each.strategy.name} would be {_pace(winner, each)}, {_risks(each, winner)}, but {_lacks(each)}."
         for each in better
     )
 
@@ -108,7 +107,7 @@ def rule_of_thumb(setting: Setting, ranked: list[Candidate], refused: list[Candi
 
 def _reason(winner: Candidate, advised: Candidate) -> str:
     """What really put `advised` below `winner`: pace, what isthmus runs, or risk."""
-    risks = f"risk {_risk(advised)} against {_risk(winner)}"
+    risks = _risks(advised, winner)
     if _change(winner, advised) > 0 and risk(advised.strategy) >= risk(winner.strategy):
         return f"and no safer ({risks})"
     if readiness(winner) < readiness(advised):
@@ -188,9 +187,7 @@ def _wan_assumptions(wan: Wan) -> list[Assumption]:
 
 def _against(winner: Candidate, runner_up: Candidate, tolerance: float) -> str:
     name, change, pace = runner_up.strategy.name, _change(winner, runner_up), _pace(winner, runner_up)
-    risks = f"risk {_risk(winner)} against {_risk(runner_up)}"
-    if _risk(winner) == _risk(runner_up):
-        risks = f"both at risk {_risk(winner)}"
+    risks = _risks(winner, runner_up)
     if change >= tolerance:
         return f"The runner-up {name} is {pace}; risk decides only within {tolerance:.0%}; {risks}."
     if readiness(winner) < readiness(runner_up):
@@ -209,6 +206,12 @@ def _pace(winner: Candidate, other: Candidate) -> str:
     if abs(change) < 0.0005:
         return f"as quick ({seconds} a step)"
     return f"{abs(change):.1%} {'quicker' if change < 0 else 'slower'} ({seconds} a step)"
+
+
+def _risks(one: Candidate, other: Candidate) -> str:
+    if _risk(one) == _risk(other):
+        return f"at the same risk, {_risk(one)}"
+    return f"risk {_risk(one)} against {_risk(other)}"
 
 
 def _risk(candidate: Candidate) -> str:
