@@ -33,7 +33,7 @@ def test_an_example_with_output_prints_exactly_that() -> None:
 
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("isthmus ")])
 def test_every_command_line_names_a_command_and_options_that_exist(line: str) -> None:
-    words = shlex.split(line.split("#")[0].split(" > ")[0])
+    words = shlex.split(re.split(r"#| > ", line)[0])
     assert words[1] in COMMANDS
     options = [word for word in words[2:] if word.startswith("-")]
     text = isthmus_run([words[1], "--help"]).stdout

@@ -115,7 +115,7 @@ def _scale(magnitudes: torch.Tensor, part: _Part) -> bool:
     """Write both scales of |x| in rows of sub-blocks; whether all scales are finite."""
     largest = torch.amax(magnitudes, 1).view(part.scales.numel(), -1)
     torch.amax(largest, 1, out=part.scales)
-    torch.nn.functional.threshold_(part.scales.mul_(1.0 / (255.0 * _LEVELS)), _SCALE_MIN, 0.0)
+    torch.threshold_(part.scales.mul_(1.0 / (255.0 * _LEVELS)), _SCALE_MIN, 0.0)
     finite = bool(torch.isfinite(part.scales).all())
     inverse = torch.reciprocal(part.scales * _LEVELS).clamp_(max=2.0 / (_SCALE_MIN * _LEVELS))  # of 0: not infinite
     largest.mul_(inverse.unsqueeze(1)).ceil_().clamp_(max=255.0)
