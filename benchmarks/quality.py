@@ -214,7 +214,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--lr", type=float, default=2.5e-3)
     parser.add_argument("--eval-windows", type=int, default=1024)
-    parser.add_argument("--inner-steps", type=int, default=10)
+    parser.add_argument("--inner-steps", type=int, default=20)
     parser.add_argument("--outer-lr", type=float, default=0.8)
     parser.add_argument("--outer-momentum", type=float, default=0.4)
     parser.add_argument("--max-runs", type=int, default=99, help="stop after so many trainings")
