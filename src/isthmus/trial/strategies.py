@@ -1,27 +1,34 @@
 """The strategies a trial runs side by side, by the names users type."""
 
 from isthmus.errors import InputError, nearest
-from isthmus.plan import Outer, Strategy
+from isthmus.plan import CodecName, Outer, Strategy, StrategyKind
 
 __all__ = ["STRATEGIES", "trial_strategies"]
 
 # A small model's gradient is a few MB: with DDP's 25 MiB buckets all of it would wait for the end of the backward pass.
 _BUCKET_BYTES = 1 << 20
+# One stream a rail: paced streams of a slow link send packets one by one, and each costs this machine's cores as much as a
+# super-packet; with four the emulated link took 40% of a core, with one 14% (80 Mb/s, 5 ms, `hierarchical`).
+_STREAMS = 1
 # What `make quality` scores. DiLoCo's 0.7 and 0.9 need more outer rounds than a short run has (docs/decisions/log.md).
 _OUTER = Outer(lr=0.8, momentum=0.4, nesterov=True)
+
+def _strategy(name: str, kind: StrategyKind, codec: CodecName = "none") -> Strategy:
+    return Strategy(name=name, kind=kind, codec=codec, bucket_bytes=_BUCKET_BYTES, streams=_STREAMS)
+
+
+_LOCAL = _strategy("local-steps", "local-steps").model_copy(update={"inner_steps": 20, "outer": _OUTER})
 
 STRATEGIES: dict[str, Strategy] = {
     strategy.name: strategy
     for strategy in (
-        Strategy(name="flat", kind="flat", bucket_bytes=_BUCKET_BYTES),
-        Strategy(name="hierarchical", kind="hierarchical", bucket_bytes=_BUCKET_BYTES),
-        Strategy(name="bf16", kind="hierarchical", codec="bf16", bucket_bytes=_BUCKET_BYTES),
-        Strategy(name="int8", kind="hierarchical", codec="int8", bucket_bytes=_BUCKET_BYTES),
-        Strategy(name="int4", kind="hierarchical", codec="int4", bucket_bytes=_BUCKET_BYTES),
-        Strategy(name="local-steps", kind="local-steps", inner_steps=20, outer=_OUTER, bucket_bytes=_BUCKET_BYTES),
-        Strategy(
-            name="local-delayed", kind="local-steps", inner_steps=20, delay_steps=5, outer=_OUTER, bucket_bytes=_BUCKET_BYTES
-        ),
+        _strategy("flat", "flat"),
+        _strategy("hierarchical", "hierarchical"),
+        _strategy("bf16", "hierarchical", "bf16"),
+        _strategy("int8", "hierarchical", "int8"),
+        _strategy("int4", "hierarchical", "int4"),
+        _LOCAL,
+        _LOCAL.model_copy(update={"name": "local-delayed", "delay_steps": 5}),
     )
 }
 
