@@ -50,7 +50,7 @@ def learning_rate(step: int, steps: int) -> float:
     warmup = max(20, steps // 50)
     if step < warmup:
         return (step + 1) / warmup
-    through = min(1.0, (step - warmup) / max(1, steps - warmup))
+    through = 1.0 if step >= steps else (step - warmup) / (steps - warmup)
     return 0.55 + 0.45 * math.cos(math.pi * through)
 
 
