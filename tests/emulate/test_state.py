@@ -1,6 +1,6 @@
 """Nothing stays: after a normal end, Ctrl-C, and kill -9 with `clean`, all is as before, by diff.
 
-Each scenario runs in a sandbox (own pid, mount and network namespaces, fresh /proc, /tmp and /run), so that
+Each scenario runs in a sandbox (own pid, mount and network namespaces, fresh /proc, /run and temporary folder), so that
 the diff sees everything and other work on the machine does not blur it. This file is also the program that
 runs in there.
 """
@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def snapshot() -> dict[str, object]:
         "mounts": len(Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()),
         "sockets": sockets,
         "sysctls": settings(),
-        "temporary files": sorted(str(path) for path in Path("/tmp").rglob("*")),
+        "temporary files": sorted(str(path) for path in Path(tempfile.gettempdir()).rglob("*")),
     }
 
 
@@ -159,7 +160,7 @@ def sandboxed(name: str) -> dict[str, object]:
     if shutil.which("unshare") is None:
         pytest.skip("the sandbox needs unshare of util-linux")
     user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
-    inner = 'mount -t tmpfs none /tmp && mount -t tmpfs none /run && exec "$@"'
+    inner = 'mount -t tmpfs none /run && mkdir /run/tmp && export TMPDIR=/run/tmp && exec "$@"'  # this checkout may be under /tmp
     command = ["unshare", *user, "--pid", "--fork", "--kill-child", "--mount", "--net", "--mount-proc",
                "sh", "-c", inner, "sh", sys.executable, __file__, name]
     environment = {key: value for key, value in os.environ.items() if key != "TMPDIR"}
