@@ -8,6 +8,7 @@ import errno
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -127,7 +128,7 @@ def open_store(address: tuple[str, int], size: int, *, serves: bool, timeout: ti
         )
 
     if not serves:
-        return store(None)
+        return _patiently(store, timeout)
     try:
         listen_fd = open_listener(*address, backlog=max(128, size)).detach()
     except OSError as error:
@@ -140,6 +141,18 @@ def open_store(address: tuple[str, int], size: int, *, serves: bool, timeout: ti
         with suppress(OSError):
             os.close(listen_fd)
         return _on_every_interface(store, address, error)
+
+
+def _patiently(store: Callable[[int | None], c10d.TCPStore], timeout: timedelta) -> c10d.TCPStore:
+    """A client's store: torch waits for a port that refuses, but gives up on one that resets while its server starts."""
+    deadline_s = time.monotonic() + timeout.total_seconds()
+    while True:
+        try:
+            return store(None)
+        except dist.DistNetworkError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.1)
 
 
 def _on_every_interface(
