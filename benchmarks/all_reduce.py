@@ -122,9 +122,9 @@ class Rank:
         import torch
         import torch.distributed as dist
 
+        from isthmus.runtime.collectives.hierarchical import HierarchicalReducer
         from isthmus.runtime.environment import read_environment, split_address
-        from isthmus.runtime.hierarchical import HierarchicalReducer
-        from isthmus.runtime.transport import Rail, RailOptions
+        from isthmus.runtime.wan.rail import Rail, RailOptions
 
         torch.set_num_threads(1)
         place = read_environment()
@@ -177,7 +177,7 @@ class Rank:
 def run_case(case: Case, only_bytes: int | None = None) -> list[dict[str, Any]]:
     """All sizes of one case: rows of figures."""
     from isthmus.emulate import EmulatedLink, TcpSettings, open_tunnel
-    from isthmus.runtime.transport_shape import choose_streams
+    from isthmus.runtime.wan.shape import choose_streams
 
     link = EmulatedLink(between=ENDS, rate_bytes_per_s=case.rate_bytes_per_s, rtt_s=case.rtt_s, loss=case.loss)
     streams = choose_streams(case.rate_bytes_per_s, case.rtt_s, rails=2)

@@ -43,7 +43,7 @@ def command(options: argparse.Namespace, seed: int, steps: int, eval_every: int)
     return [
         sys.executable,
         "-m",
-        "isthmus.runtime.demo_train",
+        "isthmus.runtime.demo.train",
         "--preset",
         options.preset,
         "--steps",

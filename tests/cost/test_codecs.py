@@ -5,7 +5,7 @@ import pytest
 from isthmus.cost.codecs import codec_ratio
 from isthmus.plan import CodecName
 
-codecs = pytest.importorskip("isthmus.runtime.codecs", exc_type=ImportError)
+codecs = pytest.importorskip("isthmus.runtime.codecs.coding", exc_type=ImportError)
 
 
 @pytest.mark.parametrize("codec", ["none", "bf16", "int8", "int4"])

@@ -5,7 +5,7 @@ from isthmus.plan import CodecName
 __all__ = ["BLOCK_ELEMENTS", "SCALE_BYTES", "codec_ratio"]
 
 BLOCK_ELEMENTS: dict[CodecName, int] = {"int8": 256, "int4": 256}
-"""Elements that share one block; must be those of isthmus.runtime.codecs (a test compares)."""
+"""Elements that share one block; must be those of isthmus.runtime.codecs.coding (a test compares)."""
 
 SCALE_BYTES: dict[CodecName, int] = {"int8": 4, "int4": 4 + 256 // 32}
 """Scales of one block: one of fp32, in int4 also a byte for each 32 elements."""

@@ -4,7 +4,7 @@ Training scripts need `join` only; `LocalSync`, `HookState` and `ddp_hook` are t
 """
 
 from isthmus.runtime.cluster import Cluster, join
-from isthmus.runtime.hook import HookState, ddp_hook
-from isthmus.runtime.local import LocalSync
+from isthmus.runtime.every_step.ddp import HookState, ddp_hook
+from isthmus.runtime.local_steps.sync import LocalSync
 
 __all__ = ["Cluster", "HookState", "LocalSync", "ddp_hook", "join"]

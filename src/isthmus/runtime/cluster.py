@@ -26,19 +26,19 @@ from torch.utils.data import Dataset
 from isthmus.errors import InputError
 from isthmus.plan import Layout, Plan, Strategy, load_plan
 from isthmus.runtime.blocks import Mode, Pace, lay_out, parse_schedule
+from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, ReducerOptions
 from isthmus.runtime.courier import Courier
 from isthmus.runtime.environment import RankEnvironment, read_environment
-from isthmus.runtime.federation import Federation
+from isthmus.runtime.every_step.ddp import HookState, ddp_hook
+from isthmus.runtime.federation.agreement import Federation
 from isthmus.runtime.hashing import bytes_of, fingerprint
-from isthmus.runtime.hierarchical import HierarchicalReducer, ReducerOptions
-from isthmus.runtime.hook import HookState, ddp_hook
-from isthmus.runtime.local import LocalSync
+from isthmus.runtime.local_steps.link import RailLink
+from isthmus.runtime.local_steps.sync import LocalSync
 from isthmus.runtime.metrics import Metrics
-from isthmus.runtime.outer_link import RailLink
 from isthmus.runtime.sampling import ShardedBatches
 from isthmus.runtime.session import Session, explain_failure
 from isthmus.runtime.snapshot import Stateful
-from isthmus.runtime.transport import Rail, RailOptions
+from isthmus.runtime.wan.rail import Rail, RailOptions
 from isthmus.runtime.world import World, open_world
 
 __all__ = ["Cluster", "join"]

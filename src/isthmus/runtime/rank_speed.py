@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 from isthmus.errors import InputError
 from isthmus.plan import CodecName
-from isthmus.runtime.codecs import decode, encode, encoded_bytes
+from isthmus.runtime.codecs.coding import decode, encode, encoded_bytes
+from isthmus.runtime.collectives.hierarchical import HierarchicalReducer
 from isthmus.runtime.environment import read_environment
-from isthmus.runtime.hierarchical import HierarchicalReducer
 from isthmus.runtime.world import open_world
 
 __all__ = ["main", "measure_rank"]

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from isthmus.runtime.blocks import Pace
-from isthmus.runtime.federation import Federation
-from isthmus.runtime.frames import PeerLostError
+from isthmus.runtime.every_step.ddp import HookState
+from isthmus.runtime.federation.agreement import Federation
 from isthmus.runtime.hashing import fingerprint
-from isthmus.runtime.hook import HookState
-from isthmus.runtime.local import Arrival, LocalSync
+from isthmus.runtime.local_steps.sync import Arrival, LocalSync
 from isthmus.runtime.metrics import Metrics, StepClock
 from isthmus.runtime.snapshot import Snapshot, Stateful, restore, take
+from isthmus.runtime.wan.frames import PeerLostError
 
 __all__ = ["Session", "explain_failure"]
 

@@ -21,7 +21,7 @@ from torch._C import _distributed_c10d as c10d
 
 from isthmus.errors import InputError
 from isthmus.runtime.environment import RankEnvironment, split_address
-from isthmus.runtime.streams import open_listener
+from isthmus.runtime.wan.streams import open_listener
 
 COMM_PATIENCE = 10
 

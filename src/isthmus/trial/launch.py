@@ -24,7 +24,7 @@ __all__ = ["Ranks", "RunSpec", "start_ranks"]
 
 FLAT_PORT, RAIL_PORT = 29400, 29600
 _STEP = re.compile(rb'^\{"kind":\s*"step"', re.MULTILINE)
-DEMO = (sys.executable, "-m", "isthmus.runtime.demo_train")
+DEMO = (sys.executable, "-m", "isthmus.runtime.demo.train")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The reference training script: a small byte-level GPT on Python's own source, written as users write theirs.
 
-python -m isthmus.runtime.demo_train --steps 50                     # alone, on this machine
+python -m isthmus.runtime.demo.train --steps 50                     # alone, on this machine
 isthmus try fabric.yaml                                             # the same, over emulated regions
 """
 
@@ -14,8 +14,8 @@ import torch.distributed as dist
 import isthmus
 from isthmus.errors import InputError
 from isthmus.runtime.cluster import Cluster
-from isthmus.runtime.demo_data import Corpus, TextWindows, read_corpus
-from isthmus.runtime.demo_model import PRESETS, ByteGPT, next_byte_loss
+from isthmus.runtime.demo.data import Corpus, TextWindows, read_corpus
+from isthmus.runtime.demo.model import PRESETS, ByteGPT, next_byte_loss
 
 __all__ = ["main", "train"]
 
@@ -86,7 +86,7 @@ def report(cluster: Cluster, loss: float, held_out: float) -> None:
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m isthmus.runtime.demo_train",
+        prog="python -m isthmus.runtime.demo.train",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

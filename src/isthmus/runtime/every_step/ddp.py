@@ -16,9 +16,9 @@ import xxhash
 from torch._C._distributed_c10d import GradBucket
 
 from isthmus.plan import Strategy
-from isthmus.runtime.federation import Federation
-from isthmus.runtime.frames import RailError
-from isthmus.runtime.hierarchical import HierarchicalReducer, UnderWay
+from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, UnderWay
+from isthmus.runtime.federation.agreement import Federation
+from isthmus.runtime.wan.frames import RailError
 
 __all__ = ["HookState", "Residuals", "ddp_hook"]
 

@@ -16,9 +16,9 @@ import xxhash
 
 from isthmus.runtime.courier import Courier
 from isthmus.runtime.environment import RankEnvironment
-from isthmus.runtime.frames import TAG_LIMIT, message_tag
 from isthmus.runtime.hashing import ReplicaMismatchError, require_equal
-from isthmus.runtime.transport import Rail, Ticket
+from isthmus.runtime.wan.frames import TAG_LIMIT, message_tag
+from isthmus.runtime.wan.rail import Rail, Ticket
 from isthmus.runtime.world import World, gather_numbers
 
 __all__ = ["CONTROL_TAGS", "Federation", "PlanMismatchError"]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from isthmus.runtime.environment import Members, split_address
-from isthmus.runtime.frames import (
+from isthmus.runtime.wan.frames import (
     HELLO_BYTES,
     Hello,
     PeerLostError,
@@ -21,7 +21,7 @@ from isthmus.runtime.frames import (
     pack_hello,
     unpack_hello,
 )
-from isthmus.runtime.streams import open_listener, prepare
+from isthmus.runtime.wan.streams import open_listener, prepare
 
 __all__ = ["Opening", "open_streams"]
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.errors import InputError
-from isthmus.runtime.demo_data import TextWindows, read_corpus
-from isthmus.runtime.demo_model import PRESETS, ByteGPT, Shape, next_byte_loss
-from isthmus.runtime.demo_train import learning_rate, parse_options, train
+from isthmus.runtime.demo.data import TextWindows, read_corpus
+from isthmus.runtime.demo.model import PRESETS, ByteGPT, Shape, next_byte_loss
+from isthmus.runtime.demo.train import learning_rate, parse_options, train
 from isthmus.runtime.sampling import ShardedBatches
 
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from isthmus.runtime.environment import Members
-from isthmus.runtime.frames import (
+from isthmus.runtime.hashing import bytes_of
+from isthmus.runtime.wan.frames import (
     BYE,
     HEADER_BYTES,
     CorruptFrameError,
@@ -29,10 +30,9 @@ from isthmus.runtime.frames import (
     pack_frame,
     unpack_frame,
 )
-from isthmus.runtime.hashing import bytes_of
-from isthmus.runtime.streams import Kernel, PlainStream, congestion_available
-from isthmus.runtime.transport_links import Inbox, Outbox, Outgoing, Silence, Ticket
-from isthmus.runtime.transport_open import Opening, open_streams
+from isthmus.runtime.wan.opening import Opening, open_streams
+from isthmus.runtime.wan.queues import Inbox, Outbox, Outgoing, Silence, Ticket
+from isthmus.runtime.wan.streams import Kernel, PlainStream, congestion_available
 
 __all__ = ["LinkUse", "Rail", "RailOptions", "Ticket"]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from isthmus.errors import InputError
 from isthmus.plan import Outer, Strategy
-from isthmus.runtime.local import LocalSync, OuterLink, outer_step_
+from isthmus.runtime.local_steps.sync import LocalSync, OuterLink, outer_step_
 
 
 class Hub:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from isthmus.runtime.environment import Members
-from isthmus.runtime.frames import (
+from isthmus.runtime.wan.frames import (
     CorruptFrameError,
     Hello,
     PeerLostError,
@@ -20,7 +20,7 @@ from isthmus.runtime.frames import (
     pack_frame,
     pack_hello,
 )
-from isthmus.runtime.transport import Rail, RailOptions
+from isthmus.runtime.wan.rail import Rail, RailOptions
 
 LOOPBACK = "127.0.0.1"
 

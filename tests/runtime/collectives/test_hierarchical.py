@@ -18,10 +18,10 @@ import json, sys, time
 import torch
 import torch.distributed as dist
 from isthmus.runtime.environment import Members
-from isthmus.runtime.frames import RailError
+from isthmus.runtime.wan.frames import RailError
 from isthmus.runtime.hashing import fingerprint
-from isthmus.runtime.hierarchical import HierarchicalReducer, ReducerOptions
-from isthmus.runtime.transport import Rail, RailOptions
+from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, ReducerOptions
+from isthmus.runtime.wan.rail import Rail, RailOptions
 
 torch.set_num_threads(1)
 job = json.loads(sys.argv[1])

@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 
 from isthmus.plan import CodecName
-from isthmus.runtime.exchange import Buffers, Exchange, ExchangeOptions
-from isthmus.runtime.feedback import ErrorFeedback
-from isthmus.runtime.frames import TAG_LIMIT, message_tag
-from isthmus.runtime.transport import Rail
+from isthmus.runtime.codecs.feedback import ErrorFeedback
+from isthmus.runtime.collectives.exchange import Buffers, Exchange, ExchangeOptions
+from isthmus.runtime.wan.frames import TAG_LIMIT, message_tag
+from isthmus.runtime.wan.rail import Rail
 
 __all__ = ["HierarchicalReducer", "ReducerOptions", "UnderWay"]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.runtime.frames import (
+from isthmus.runtime.wan.frames import (
     CorruptFrameError,
     Hello,
     StrangerError,
@@ -16,8 +16,8 @@ from isthmus.runtime.frames import (
     unpack_frame,
     unpack_hello,
 )
-from isthmus.runtime.transport_links import Outbox, Outgoing, Silence, Ticket
-from isthmus.runtime.transport_shape import choose_streams
+from isthmus.runtime.wan.queues import Outbox, Outgoing, Silence, Ticket
+from isthmus.runtime.wan.shape import choose_streams
 
 U64 = st.integers(0, 2**64 - 1)
 

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 import torch
 
 from isthmus.plan import Strategy
-from isthmus.runtime.exchange import ExchangeOptions, exchange_mean
-from isthmus.runtime.federation import Federation
-from isthmus.runtime.feedback import ErrorFeedback
-from isthmus.runtime.frames import message_tag
+from isthmus.runtime.codecs.feedback import ErrorFeedback
+from isthmus.runtime.collectives.exchange import ExchangeOptions, exchange_mean
+from isthmus.runtime.federation.agreement import Federation
+from isthmus.runtime.wan.frames import message_tag
 
 __all__ = ["RailLink"]
 

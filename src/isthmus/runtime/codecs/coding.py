@@ -4,7 +4,7 @@
     bf16   round to nearest even
     int8   blocks of 256: scale = max|x| / 127 as float32, then one signed byte an element, rounded to nearest
     int4   blocks of 256 with a float32 scale, in them sub-blocks of 32 with a scale of 8 bits, then half a byte an element:
-           see isthmus.runtime.int4
+           see isthmus.runtime.codecs.int4
 
 Layout of int8: all scales first, then the codes.
 Decoding multiplies a small integer by a float32 scale, one rounding, so that every machine gets the same bits.
@@ -19,7 +19,7 @@ from typing import assert_never
 import torch
 
 from isthmus.plan import CodecName
-from isthmus.runtime.int4 import decode_int4, encode_int4, int4_bytes
+from isthmus.runtime.codecs.int4 import decode_int4, encode_int4, int4_bytes
 
 __all__ = ["BLOCK_ELEMENTS", "decode", "encode", "encoded_bytes"]
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.runtime.hierarchical import HierarchicalReducer, ReducerOptions
-from isthmus.runtime.hook import Residuals
+from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, ReducerOptions
+from isthmus.runtime.every_step.ddp import Residuals
 
 RANKS = 2
 SPACE = 1 << 60

@@ -7,13 +7,13 @@ import threading
 import pytest
 import torch
 
-from isthmus.runtime.codecs import encoded_bytes
+from isthmus.runtime.codecs.coding import encoded_bytes
+from isthmus.runtime.codecs.feedback import ErrorFeedback
+from isthmus.runtime.collectives.exchange import ExchangeOptions, exchange_mean, gather
 from isthmus.runtime.environment import Members
-from isthmus.runtime.exchange import ExchangeOptions, exchange_mean, gather
-from isthmus.runtime.feedback import ErrorFeedback
-from isthmus.runtime.frames import message_tag
 from isthmus.runtime.hashing import fingerprint
-from isthmus.runtime.transport import Rail
+from isthmus.runtime.wan.frames import message_tag
+from isthmus.runtime.wan.rail import Rail
 
 
 def in_regions(regions, work):

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from isthmus.runtime.frames import CorruptFrameError, Frame, PeerLostError, RailError
+from isthmus.runtime.wan.frames import CorruptFrameError, Frame, PeerLostError, RailError
 
 __all__ = ["Inbox", "Outbox", "Ticket"]
 

@@ -15,9 +15,9 @@ import torch
 import xxhash
 
 from isthmus.plan import CodecName
-from isthmus.runtime.codecs import decode, encode, encoded_bytes
-from isthmus.runtime.feedback import ErrorFeedback
-from isthmus.runtime.transport import Rail, Ticket
+from isthmus.runtime.codecs.coding import decode, encode, encoded_bytes
+from isthmus.runtime.codecs.feedback import ErrorFeedback
+from isthmus.runtime.wan.rail import Rail, Ticket
 
 __all__ = ["Buffers", "Exchange", "ExchangeOptions", "exchange_mean", "gather"]
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.runtime.codecs import decode, encode, encoded_bytes
-from isthmus.runtime.feedback import ErrorFeedback
+from isthmus.runtime.codecs.coding import decode, encode, encoded_bytes
+from isthmus.runtime.codecs.feedback import ErrorFeedback
 
 CODECS = ("none", "bf16", "int8", "int4")
 SIZES = st.integers(0, 1500) | st.sampled_from([65_536, 65_537, 65_792, 131_071])

@@ -1,0 +1,1 @@
+"""Codecs of the WAN level, with error feedback."""

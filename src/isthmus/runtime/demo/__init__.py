@@ -1,0 +1,1 @@
+"""The training script and the models that trials, benchmarks and tests run."""

@@ -1,0 +1,1 @@
+"""Every-step strategies: gradients cross between regions in every step."""

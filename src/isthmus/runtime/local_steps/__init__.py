@@ -1,0 +1,1 @@
+"""Local steps: regions train alone and agree now and then."""

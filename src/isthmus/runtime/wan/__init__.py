@@ -1,0 +1,1 @@
+"""The WAN transport: frames, streams, queues and the rails made of them."""
