@@ -18,16 +18,23 @@ __all__ = [
     "Candidate",
     "CodecName",
     "Layout",
+    "OnPartition",
     "Outer",
+    "PipelineSchedule",
     "Plan",
     "Prediction",
     "Strategy",
     "StrategyKind",
+    "Survival",
+    "Weight",
     "load_plan",
     "save_plan",
 ]
 
 CodecName = Literal["none", "bf16", "int8", "int4"]
+Weight = Literal["equal", "tokens"]
+OnPartition = Literal["wait", "continue"]
+PipelineSchedule = Literal["1f1b", "interleaved"]
 StrategyKind = Literal["flat", "hierarchical", "local-steps", "sharded", "pipeline"]
 Positive = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0)]
@@ -43,6 +50,26 @@ class Outer(Document):
     nesterov: bool = False
 
 
+class Survival(Document):
+    """What regions do when one of them is lost, slow or cut off.
+
+    Attributes:
+        detect_s: Silence (nothing, not even a heartbeat) after which a region counts as lost.
+        start_regions: Regions that must have come before training starts; None waits for all members.
+        start_s: How long to wait for them.
+        on_partition: Of regions that run but cannot reach each other: `wait` stalls syncs until they can; `continue` lets
+            each side train on, and after the heal the side with more committed tokens stays, the other joins it anew.
+        grace_s: How long a round waits for a region that runs but is late, before the others go on without it; None
+            waits for as long as it lives.
+    """
+
+    detect_s: Annotated[float, Field(gt=0)] = 5.0
+    start_regions: Positive | None = None
+    start_s: Annotated[float, Field(gt=0)] = 600.0
+    on_partition: OnPartition = "wait"
+    grace_s: Annotated[float, Field(gt=0)] | None = None
+
+
 class Strategy(Document):
     """How the regions are joined.
 
@@ -53,6 +80,13 @@ class Strategy(Document):
 
     `wan_rate_bytes_per_s` is what a region's link to another carries, one way, in IP bytes, where it is known: the ranks
     of a region then pace their streams to equal shares of it, instead of having every start probe for the rate.
+
+    Local steps: the parameters are cut into `fragments` (strided over the layers) that are exchanged in turn, each every
+    `inner_steps` steps, and applied `delay_steps` later; `mixing` is the share of the agreed value when it is merged
+    with what the region learned meanwhile (1: all of it); the first `warmup_steps` steps exchange gradients in every step;
+    `weight` says how regions count in the mean. Pipeline: `micro_batches` a step, `schedule`, `virtual_stages` a region
+    where it is interleaved, and the codec is that of the activations. `codec_density` is the share of elements that
+    sparse codecs keep, `codec_rank` the rank of low-rank ones.
     """
 
     name: str
@@ -63,6 +97,15 @@ class Strategy(Document):
     outer: Outer = Outer()
     delay_steps: Annotated[int, Field(ge=0)] = 0
     bucket_bytes: Positive = 25 * 2**20
+    fragments: Positive = 1
+    mixing: Annotated[float, Field(gt=0, le=1)] = 1.0
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    weight: Weight = "equal"
+    codec_density: Annotated[float, Field(gt=0, le=1)] = 0.01
+    codec_rank: Positive = 4
+    micro_batches: Positive = 4
+    schedule: PipelineSchedule = "1f1b"
+    virtual_stages: Positive = 1
     streams: Positive = 4
     wan_rate_bytes_per_s: Annotated[float, Field(gt=0)] | None = None
 
@@ -132,6 +175,7 @@ class Plan(Document):
     tokens_per_step: Positive
     strategy: Strategy
     layout: Layout
+    survival: Survival = Survival()
     prediction: Prediction
     why: str
     rule_of_thumb: str
