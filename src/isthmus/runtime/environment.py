@@ -5,7 +5,7 @@ them a script runs alone: one rank, one region.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -49,10 +49,19 @@ Address = Annotated[str, AfterValidator(_checked)]
 
 
 class RegionMembers(Document):
-    """One region: where its rank i listens for the same rail of every other region."""
+    """One region: where each of its ranks listens for other regions, by rank."""
 
     name: Annotated[str, Field(min_length=1)]
     rails: Annotated[list[Address], Field(min_length=1)]
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the region has."""
+        return len(self.rails)
+
+    def address(self, rail: int) -> str:
+        """Where rail `rail` of this region listens: at the rank that carries it, number `rail` mod ranks."""
+        return self.rails[rail % len(self.rails)]
 
 
 class Members(Document):
@@ -63,6 +72,15 @@ class Members(Document):
 
     regions: Annotated[list[RegionMembers], Field(min_length=1)]
     flat_master: Address | None = None
+
+    @property
+    def rails(self) -> int:
+        """How many rails join the regions: as many as the largest region has ranks; a rank of a smaller one carries several."""
+        return max(region.ranks for region in self.regions)
+
+    def only(self, regions: Collection[str]) -> "Members":
+        """The same members without those not named in `regions`; their order stays."""
+        return self.model_copy(update={"regions": [region for region in self.regions if region.name in regions]})
 
     def index(self, region: str) -> int:
         """The number of `region`; -1 where it is not a member."""
@@ -85,6 +103,10 @@ class RankEnvironment:
         plan_path: The plan document the launcher chose, if any.
         metrics_dir: Where metrics lines go; None writes none.
         blocks: Measurement schedule as written, or None for plain training.
+        coordinator: Address of the store through which regions regroup (see `isthmus coordinator`); None: a lost region ends
+            the run.
+        keys: Folder with the region's certificate (see `isthmus keys`); None: rails are not encrypted.
+        insecure: Rails in the clear are allowed beyond the loopback interface.
     """
 
     rank: int
@@ -97,6 +119,9 @@ class RankEnvironment:
     metrics_dir: Path | None
     blocks: str | None
     agent_store: bool = False
+    coordinator: str | None = None
+    keys: Path | None = None
+    insecure: bool = False
 
     @property
     def regions(self) -> int:
@@ -106,19 +131,25 @@ class RankEnvironment:
     @property
     def global_rank(self) -> int:
         """This rank's number among all ranks of all regions, regions laid end to end."""
-        return self.region_index * self.world_size + self.rank
+        before = self.members.regions[: self.region_index] if self.members else []
+        return sum(region.ranks for region in before) + self.rank
 
     @property
     def global_size(self) -> int:
         """Ranks of all regions together."""
-        return self.regions * self.world_size
+        return sum(region.ranks for region in self.members.regions) if self.members else self.world_size
+
+    @property
+    def rails(self) -> tuple[int, ...]:
+        """Numbers of the rails that this rank carries."""
+        return tuple(range(self.rank, self.members.rails if self.members else 0, self.world_size))
 
 
 def read_members(path: Path | str) -> Members:
     """Read and check members.json.
 
     Raises:
-        InputError: It cannot be read, or has unknown keys, equal names, unequal rail counts or one address twice.
+        InputError: It cannot be read, or has unknown keys, equal names or one address twice.
     """
     members, lines = load_document(path, Members)
     names: set[str] = set()
@@ -126,12 +157,6 @@ def read_members(path: Path | str) -> Members:
     for number, region in enumerate(members.regions):
         if region.name in names:
             raise lines.error(("regions", number, "name"), f"the region {region.name!r} is given twice", "names must differ")
-        if len(region.rails) != len(members.regions[0].rails):
-            raise lines.error(
-                ("regions", number, "rails"),
-                f"{region.name!r} has {len(region.rails)} rails and {members.regions[0].name!r} {len(members.regions[0].rails)}",
-                "this runtime needs the same number of ranks in every region",
-            )
         for rail in region.rails:
             if rail in addresses:
                 raise lines.error(("regions", number, "rails"), f"the address {rail!r} is given twice", "one address a rank")
@@ -160,6 +185,9 @@ def read_environment(environ: Mapping[str, str] | None = None) -> RankEnvironmen
         metrics_dir=_path(variables, "ISTHMUS_METRICS"),
         blocks=variables.get("ISTHMUS_BLOCKS") or None,
         agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        coordinator=variables.get("ISTHMUS_COORDINATOR") or None,
+        keys=_path(variables, "ISTHMUS_KEYS"),
+        insecure=_flag(variables, "ISTHMUS_INSECURE"),
     )
 
 
@@ -202,6 +230,13 @@ def _integer(variables: Mapping[str, str], name: str, low: int, high: int) -> in
     if not (text.isascii() and text.isdigit()) or not low <= int(text) <= high:
         raise InputError(name, f"{text!r} is not an integer of {low} to {high}")
     return int(text)
+
+
+def _flag(variables: Mapping[str, str], name: str) -> bool:
+    text = variables.get(name) or "0"
+    if text not in ("0", "1"):
+        raise InputError(name, f"{text!r} is neither 0 nor 1")
+    return text == "1"
 
 
 def _path(variables: Mapping[str, str], name: str) -> Path | None:
