@@ -59,8 +59,9 @@ def test_a_smaller_region_carries_the_rails_of_the_largest_one(tmp_path: Path) -
 
 def test_the_coordinator_the_keys_and_plain_rails_are_chosen_by_name(tmp_path: Path) -> None:
     keys = str(tmp_path / "keys")
-    found = read_environment({**WORLD, "ISTHMUS_COORDINATOR": "tcp://10.77.9.1:29700", "ISTHMUS_KEYS": keys, "ISTHMUS_INSECURE": "1"})
-    assert (found.coordinator, str(found.keys), found.insecure) == ("tcp://10.77.9.1:29700", keys, True)
+    store = "tcp://10.77.9.1:29700"
+    found = read_environment({**WORLD, "ISTHMUS_COORDINATOR": store, "ISTHMUS_KEYS": keys, "ISTHMUS_INSECURE": "1"})
+    assert (found.coordinator, str(found.keys), found.insecure) == (store, keys, True)
     with pytest.raises(InputError, match="ISTHMUS_INSECURE: 'yes' is neither 0 nor 1"):
         read_environment({**WORLD, "ISTHMUS_INSECURE": "yes"})
 
