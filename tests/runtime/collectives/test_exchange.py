@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from isthmus.runtime.codecs.coding import encoded_bytes
-from isthmus.runtime.codecs.feedback import ErrorFeedback
+from isthmus.runtime.codecs.feedback import Draft, ErrorFeedback
 from isthmus.runtime.collectives.exchange import ExchangeOptions, exchange_mean, gather
 from isthmus.runtime.environment import Members
 from isthmus.runtime.hashing import fingerprint
@@ -129,3 +129,48 @@ def test_a_missing_weight_is_refused():
             exchange_mean(rail, torch.zeros(4), 0, ExchangeOptions(weights=(1.0,)))
 
     in_regions(2, work)
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8", "int4"])
+def test_what_is_owed_and_what_arrived_add_up_to_what_was_given_while_regions_come_and_go(codec):
+    # sum(x) + sum(owed before) = R mean + sum(owed after): in every round, also when R changes between rounds, because
+    # residuals mean the same for any number of regions. A region that is absent keeps what it owes.
+    size, feedbacks, turn = 1003, [ErrorFeedback() for _ in range(4)], iter(range(100))
+
+    def owed():
+        return sum(feedback.residual(0, size).double() for feedback in feedbacks)
+
+    for regions in (2, 3, 4, 3, 2):
+        before, epoch = owed(), next(turn)
+
+        def work(rail, epoch=epoch):
+            mean, shard = torch.empty(size), shard_of(rail.region + 10 * epoch, size)
+            exchange_mean(rail, shard, 0, ExchangeOptions(codec=codec, feedback=feedbacks[rail.region]), mean)
+            return mean
+
+        means = in_regions(regions, work)
+        assert len({fingerprint([mean]) for mean in means}) == 1
+        given_ = sum(shard_of(region + 10 * epoch, size).double() for region in range(regions))
+        torch.testing.assert_close(given_ + before, regions * means[0].double() + owed(), rtol=0, atol=2e-5)
+    assert float(owed().abs().max()) > 1e-4
+
+
+@pytest.mark.parametrize("regions", [2, 3])
+def test_an_attempt_that_is_dropped_leaves_no_trace(regions):
+    # The same round once, and after an attempt whose draft and result were thrown away: the same bits, of both.
+    def once(feedback, rail, tag):
+        draft, mean, shard = Draft(feedback), torch.empty(700), shard_of(rail.region, 700)
+        exchange_mean(rail, shard, tag, ExchangeOptions(codec="int4", feedback=draft), mean)
+        assert torch.equal(shard, shard_of(rail.region, 700))
+        return mean, draft
+
+    def work(rail, attempts):
+        feedback, found = ErrorFeedback(), []
+        for epoch in range(3):
+            for attempt in range(attempts):
+                mean, draft = once(feedback, rail, message_tag(0, 10 * epoch + attempt, 0, 0))
+            draft.commit()
+            found += [mean, feedback.residual(0, 700).clone()]
+        return fingerprint(found)
+
+    assert in_regions(regions, lambda rail: work(rail, 1)) == in_regions(regions, lambda rail: work(rail, 3))

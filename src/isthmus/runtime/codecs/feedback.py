@@ -5,11 +5,17 @@ a change of the bucketing. The owner of a range is the rank that encodes it.
 Source: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-__all__ = ["ErrorFeedback"]
+__all__ = ["Draft", "ErrorFeedback", "Feedback"]
+
+
+class Feedback(Protocol):
+    """Where an exchange finds what is owed: `ErrorFeedback`, or a `Draft` of one that can be thrown away."""
+
+    def residual(self, start: int, elements: int) -> torch.Tensor: ...  # noqa: D102
 
 
 class ErrorFeedback:
@@ -53,3 +59,27 @@ class ErrorFeedback:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace all residuals by `state`."""
         self._ranges = {int(start): held.clone() for start, held in state.items()}
+
+
+class Draft:
+    """What one attempt at an exchange makes of the residuals: theirs only on `commit`; an attempt that failed is dropped.
+
+    Several drafts of one `ErrorFeedback` may be open at once when they ask for disjoint elements.
+    """
+
+    def __init__(self, feedback: ErrorFeedback) -> None:
+        self._feedback = feedback
+        self._held: dict[tuple[int, int], torch.Tensor] = {}
+
+    def residual(self, start: int, elements: int) -> torch.Tensor:
+        """A copy of that residual, to be changed in place; the same one for the same range."""
+        key = (start, elements)
+        if key not in self._held:
+            self._held[key] = self._feedback.residual(start, elements).clone()
+        return self._held[key]
+
+    def commit(self) -> None:
+        """The attempt counts: the residuals become what it left."""
+        for (start, elements), held in self._held.items():
+            self._feedback.residual(start, elements).copy_(held)
+        self._held.clear()

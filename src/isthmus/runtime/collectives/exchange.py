@@ -5,6 +5,11 @@ one R-th: the others send it their encoded part, it adds them in region order, e
 too) decode those bytes. Sent by each region: S for R = 2, 2 (R - 1) / R S for R >= 3, S = encoded bytes.
 
 Products and sums are separate float32 roundings in a fixed order (no fused multiply-add), so unlike machines agree.
+
+An exchange can be tried again, with the same or other regions, when it was given an `out` other than the shard and a
+`Draft` of the residuals: until the draft is committed nothing is changed that the next attempt needs. What the sum's own
+encoding leaves out (R >= 3) is owed by the owner of that part as if its own vector had lacked it, so residuals mean the
+same whatever the number of regions.
 """
 
 import struct
@@ -16,7 +21,7 @@ import xxhash
 
 from isthmus.plan import CodecName
 from isthmus.runtime.codecs.coding import decode, encode, encoded_bytes
-from isthmus.runtime.codecs.feedback import ErrorFeedback
+from isthmus.runtime.codecs.feedback import Feedback
 from isthmus.runtime.wan.rail import Rail, Ticket
 
 __all__ = ["Buffers", "Exchange", "ExchangeOptions", "exchange_mean", "gather"]
@@ -30,7 +35,8 @@ class ExchangeOptions:
 
     Attributes:
         codec: Name of the codec.
-        feedback: Residuals of this rank, or None to forget what the codec left out.
+        feedback: Residuals of this rank (a `Draft` where the exchange may have to be repeated), or None to forget what the
+            codec left out.
         first: Number of the vector's first element in the numbering of `feedback`.
         seed: Of the codec's noise.
         weights: One a region; the result is sum(w x) * scale. None: all 1.
@@ -40,7 +46,7 @@ class ExchangeOptions:
     """
 
     codec: CodecName = "none"
-    feedback: ErrorFeedback | None = None
+    feedback: Feedback | None = None
     first: int = 0
     seed: int = 0
     weights: tuple[float, ...] | None = None
@@ -49,19 +55,23 @@ class ExchangeOptions:
     buffers: "Buffers | None" = None
 
 
-def exchange_mean(rail: Rail, shard: torch.Tensor, tag: int, options: ExchangeOptions | None = None) -> None:
-    """Replace `shard` by its (weighted) mean over regions, bit-identical on every region.
+def exchange_mean(
+    rail: Rail, shard: torch.Tensor, tag: int, options: ExchangeOptions | None = None, out: torch.Tensor | None = None
+) -> None:
+    """The (weighted) mean of `shard` over regions, bit-identical on every region, in its place or in `out`.
 
     Args:
         rail: Open rail; every region calls this with the same tag, size and options.
         shard: float32, shape (n,), contiguous, CPU.
         tag: From `message_tag(..., phase=0, ...)`, not in use.
         options: Codec and weights.
+        out: Another vector like `shard`, which then stays as it is; so does a `Draft`'s feedback, and the exchange can be
+            repeated from them.
 
     Raises:
-        RailError: The link broke (PeerLostError, CorruptFrameError); `shard` is then undefined.
+        RailError: The link broke (PeerLostError, CorruptFrameError); what the result was to replace is then undefined.
     """
-    exchange = Exchange(rail, shard, tag, options or ExchangeOptions())
+    exchange = Exchange(rail, shard, tag, options or ExchangeOptions(), out)
     exchange.reduce()
     exchange.finish()
 
@@ -95,10 +105,16 @@ class Buffers:
 
 
 class Exchange:
-    """One `exchange_mean` in steps, so that many may be under way: create (sends), `reduce`, `finish`, in this order."""
+    """One `exchange_mean` in steps, so that many may be under way: create (sends), `reduce`, `finish`, in this order.
 
-    def __init__(self, rail: Rail, shard: torch.Tensor, tag: int, options: ExchangeOptions) -> None:
+    After a RailError in any of them drop it: its buffers go with it, as late bytes may still be written into them.
+    """
+
+    def __init__(
+        self, rail: Rail, shard: torch.Tensor, tag: int, options: ExchangeOptions, out: torch.Tensor | None = None
+    ) -> None:
         self._rail, self._shard, self._tag, self._options = rail, shard, tag, options
+        self._out = shard if out is None else out
         self._weights = options.weights or (1.0,) * rail.regions
         if len(self._weights) != rail.regions:
             raise ValueError(f"{len(self._weights)} weights for {rail.regions} regions")
@@ -134,6 +150,9 @@ class Exchange:
         if rail.regions < 3:
             return
         mine = self._part(rail.region)
+        owed = self._residual(self._bounds[rail.region], mine.numel())
+        if owed is not None:
+            mine = torch.add(mine, owed, out=self._take(4 * mine.numel()).view(torch.float32))
         contributions = [
             mine if region == rail.region else self._decoded(region, mine.numel())
             for region in range(rail.regions)
@@ -142,19 +161,23 @@ class Exchange:
         self._weighted_sum(contributions, total)
         for peer in _peers(rail):
             self._expect(peer, self._tag + _PHASE, self._part(peer).numel())
+        if owed is not None:
+            owed.zero_()
         self._mine = self._encoded(self._bounds[rail.region], total, 1)
+        if owed is not None:
+            owed.div_(self._weights[rail.region] * self._scale)
         for peer in _peers(rail):
             self._send(peer, self._tag + _PHASE, self._mine)
 
     def finish(self) -> None:
         """Wait for the other regions' bytes and write the result into the shard."""
-        rail, shard = self._rail, self._shard
+        rail, shard, out = self._rail, self._shard, self._out
         if rail.regions == 2:
             theirs = self._decoded(1 - rail.region, shard.numel())
             for ticket in self._sends:
                 ticket.wait()
             mine = self._own(shard.numel())
-            self._weighted_sum([mine, theirs] if rail.region == 0 else [theirs, mine], shard)
+            self._weighted_sum([mine, theirs] if rail.region == 0 else [theirs, mine], out)
         elif rail.regions > 2:
             for region in range(rail.regions):
                 part = self._part(region)
@@ -163,9 +186,9 @@ class Exchange:
                 )
                 for ticket in self._sends:
                     ticket.wait()
-                part.copy_(value)
+                out[self._bounds[region] : self._bounds[region + 1]].copy_(value)
         else:
-            self._weighted_sum([shard], shard)
+            self._weighted_sum([shard], out)
         for buffer in self._taken:
             self._buffers.give(buffer)
         self._taken.clear()
@@ -198,14 +221,18 @@ class Exchange:
         if options.codec == "none":
             return values.view(torch.uint8)
         out = self._take(encoded_bytes(options.codec, values.numel()))
-        residual = (
-            options.feedback.residual(options.first + offset, values.numel()) if options.feedback else None
-        )
         mixed = struct.pack(
             "<QQQQ", options.seed & (2**64 - 1), self._tag + phase * _PHASE, self._rail.region, offset
         )
-        encode(options.codec, values, out, xxhash.xxh3_64_intdigest(mixed), residual)
+        encode(options.codec, values, out, xxhash.xxh3_64_intdigest(mixed), self._residual(offset, values.numel()))
         return out
+
+    def _residual(self, offset: int, elements: int) -> torch.Tensor | None:
+        """What this region owes of a piece of the shard; None where nothing is kept, or it would not count (weight 0)."""
+        options = self._options
+        if options.feedback is None or options.codec == "none" or self._weights[self._rail.region] * self._scale == 0.0:
+            return None
+        return options.feedback.residual(options.first + offset, elements)
 
     def _own(self, elements: int) -> torch.Tensor:
         assert self._mine is not None, "finish() before the exchange was sent"
