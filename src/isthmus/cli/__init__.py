@@ -21,6 +21,8 @@ COMMANDS: dict[str, str] = {
     "workload": "Show a model's parameters, FLOPs, memory and traffic.",
     "plan": "Predict every strategy on a fabric and choose one, with reasons.",
     "try": "Train for real in the wind tunnel: this machine, emulated WAN.",
+    "run": "Start a plan's ranks: one region under torchrun, or all of them here.",
+    "trace": "Write a run's steps, exchanges and stalls as a trace for Perfetto.",
     "bench": "Measure codecs and copies: the inputs of the wind tunnel's predictions.",
     "schema": "Print the JSON Schema of a document.",
 }

@@ -71,7 +71,7 @@ def join(plan: Plan | Path | str | None = None, *, timeout_s: float = 120.0) -> 
             options = RailOptions(rate_bytes_per_s=rate / environment.world_size if rate else None)
             place = environment.members, environment.region_index, environment.rank
             rail = Rail.open(*place, strategy.streams, timeout_s, options)
-        with Metrics(environment.metrics_dir, environment.region, environment.rank) as metrics:
+        with Metrics(environment.metrics_dir, environment.region, environment.rank, trace=environment.trace) as metrics:
             federation = Federation(environment, world, courier, rail)
             terms = {
                 "the plan's strategy": strategy.model_dump_json(),

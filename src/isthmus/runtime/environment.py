@@ -107,6 +107,7 @@ class RankEnvironment:
             the run.
         keys: Folder with the region's certificate (see `isthmus keys`); None: rails are not encrypted.
         insecure: Rails in the clear are allowed beyond the loopback interface.
+        trace: Spans are recorded in the metrics.
     """
 
     rank: int
@@ -122,6 +123,7 @@ class RankEnvironment:
     coordinator: str | None = None
     keys: Path | None = None
     insecure: bool = False
+    trace: bool = False
 
     @property
     def regions(self) -> int:
@@ -188,6 +190,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> RankEnvironmen
         coordinator=variables.get("ISTHMUS_COORDINATOR") or None,
         keys=_path(variables, "ISTHMUS_KEYS"),
         insecure=_flag(variables, "ISTHMUS_INSECURE"),
+        trace=_flag(variables, "ISTHMUS_TRACE"),
     )
 
 

@@ -16,7 +16,10 @@ from typing import Any
 
 from isthmus.plan import Layout, Plan, Prediction, Strategy, save_plan
 
-__all__ = ["LoopbackRun", "lone_plan", "prepare", "start"]
+__all__ = ["LoopbackRun", "RankKey", "lone_plan", "prepare", "start"]
+
+RankKey = tuple[str, int]
+"""Region and rank in it."""
 
 
 @dataclass(slots=True)
@@ -82,7 +85,7 @@ def lone_plan(strategy: Strategy) -> Plan:
     )
 
 
-def prepare(regions: dict[str, int], strategy: Strategy, folder: Path) -> dict[tuple[str, int], dict[str, str]]:
+def prepare(regions: dict[str, int], plan: Plan | Strategy, folder: Path) -> dict[RankKey, dict[str, str]]:
     """Write members.json and plan.yaml into `folder`; the environment of each rank, by region and rank.
 
     Ports are chosen free and then released, so another program could take one in between; the ranks then fail and say so.
@@ -97,7 +100,7 @@ def prepare(regions: dict[str, int], strategy: Strategy, folder: Path) -> dict[t
         "flat_master": f"127.0.0.1:{ports.pop()}",
     }
     (folder / "members.json").write_text(json.dumps(members))
-    save_plan(lone_plan(strategy), folder / "plan.yaml")
+    save_plan(plan if isinstance(plan, Plan) else lone_plan(plan), folder / "plan.yaml")
     return {
         (region, rank): {
             "OMP_NUM_THREADS": "1",

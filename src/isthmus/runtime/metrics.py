@@ -1,6 +1,7 @@
 """What a rank measured, as JSON lines, and the clock that cuts a run into steps without gaps."""
 
 import json
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -10,17 +11,20 @@ from typing import Any, Literal, Self
 
 __all__ = ["Metrics", "StepClock"]
 
-Kind = Literal["start", "buckets", "step", "sync", "eval", "end"]
+Kind = Literal["start", "buckets", "step", "sync", "eval", "generation", "lost", "span", "end"]
 
 
 class Metrics:
     """Appends one JSON object a line to `<folder>/<region>-<rank>.jsonl`; writes nothing where `folder` is None.
 
-    Lines are whole and flushed one by one, so a reader may follow the file while the run goes on.
+    Lines are whole and flushed one by one, so a reader may follow the file while the run goes on; any thread may write.
     """
 
-    def __init__(self, folder: Path | None, region: str, rank: int) -> None:
+    def __init__(self, folder: Path | None, region: str, rank: int, *, trace: bool = False) -> None:
+        """`trace`: also write spans."""
+        self.traces = trace and folder is not None
         self._stream = None
+        self._writing = threading.Lock()
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self._stream = open(folder / f"{region}-{rank}.jsonl", "a", encoding="utf-8", buffering=1)  # noqa: SIM115
@@ -28,7 +32,27 @@ class Metrics:
     def write(self, kind: Kind, **fields: Any) -> None:
         """Append one line."""
         if self._stream is not None:
-            self._stream.write(json.dumps({"kind": kind, **fields}, separators=(",", ":")) + "\n")
+            line = json.dumps({"kind": kind, **fields}, separators=(",", ":")) + "\n"
+            with self._writing:
+                self._stream.write(line)
+
+    @contextmanager
+    def span(self, track: str, name: str, **details: Any) -> Generator[None]:
+        """Record the time inside the block as a span of `track`, where tracing is on."""
+        begun_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.note_span(track, name, begun_s, time.perf_counter(), **details)
+
+    def note_span(self, track: str, name: str, begun_s: float, ended_s: float, **details: Any) -> None:
+        """Record a span from `begun_s` to `ended_s` of `time.perf_counter()`, where tracing is on.
+
+        It is written in Unix time, so that ranks stand beside each other as well as their machines' clocks agree.
+        """
+        if self.traces:
+            begin_s = time.time() - (time.perf_counter() - begun_s)
+            self.write("span", track=track, name=name, begin=round(begin_s, 6), seconds=round(ended_s - begun_s, 6), **details)
 
     def close(self) -> None:
         """Close the file; further lines are an error."""

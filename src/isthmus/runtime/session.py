@@ -46,6 +46,8 @@ class Session:
         self._step = 0
         self._waited_s = 0.0
         self._proved_bytes = 0
+        self._spans: list[tuple[str, str, float, float]] = []
+        self._step_begun_s = time.perf_counter()
 
     def open(self, model: nn.Module, stateful: Sequence[Stateful], local: LocalSync | None) -> None:
         """Begin: all members meet, and the first step starts now."""
@@ -55,6 +57,7 @@ class Session:
         self.federation.submit(self.federation.meet).result()
         self._switch()
         self.clock.restart()
+        self._step_begun_s = time.perf_counter()
 
     def note(self, loss: float, tokens: int, backward_s: float, waited_s: float) -> None:
         """Record one forward and backward pass of the step under way; the wait for gradients is apart from the pass."""
@@ -62,6 +65,11 @@ class Session:
         self._tokens += tokens
         self._backward_s += backward_s
         self._waited_s += waited_s
+        now_s = time.perf_counter()
+        gradients_s = now_s - waited_s
+        self._spans.append(("training", "backward", gradients_s - backward_s, gradients_s))
+        if waited_s:
+            self._spans.append(("training", "waiting for gradients", gradients_s, now_s))
 
     def raise_failure(self) -> None:
         """Raise the first failure of any exchange so far: the gradients at hand are then not the mean over the members."""
@@ -78,6 +86,7 @@ class Session:
         if counts:
             self._exchange(tokens, ending)
             self.trained_tokens += tokens
+        self._trace_step()
         self.pace.advance()
         if counts and self.local is None and self.pace.trained % PROVE_EVERY_STEPS == 0:
             self._prove()
@@ -98,6 +107,14 @@ class Session:
         if ending:
             with self.clock.stopped():
                 self._change_block(mode)
+
+    def _trace_step(self) -> None:
+        """Write the step's spans; a step with gradient accumulation shows its last backward pass."""
+        now_s = time.perf_counter()
+        self.metrics.note_span("steps", f"step {self._step}", self._step_begun_s, now_s, mode=self.pace.mode)
+        for track, name, begun_s, ended_s in self._spans:
+            self.metrics.note_span(track, name, begun_s, ended_s)
+        self._step_begun_s, self._spans = now_s, []
 
     def _note_buckets(self) -> None:
         """Write the gradient buckets when they are new: DDP fills them anew after the first step."""
@@ -132,11 +149,13 @@ class Session:
     def _exchange(self, tokens: int, ending: bool) -> None:
         if self.local is None:
             return
-        before = self.local.waited_s
+        before, begun_s = self.local.waited_s, time.perf_counter()
         self.local.after_step(tokens)
         if ending:
             self.local.flush()
         self._waited_s += self.local.waited_s - before
+        if self.local.waited_s > before:
+            self._spans.append(("training", "waiting for the outer sync", begun_s, time.perf_counter()))
 
     def _change_block(self, left: str) -> None:
         if left == "off":
@@ -171,6 +190,8 @@ class Session:
         self._proved_bytes = sent
 
     def _write_arrival(self, arrival: Arrival) -> None:
+        now_s = time.perf_counter()
+        self.metrics.note_span("between regions", "outer sync", now_s - arrival.seconds, now_s, bytes=arrival.sent_bytes)
         self.metrics.write(
             "sync",
             step=self._step,
