@@ -79,6 +79,8 @@ def _show(request: "HereRequest", as_json: bool) -> None:
 
     followers = [RegionFollower(request.folder / "metrics", name, count) for name, count in request.regions.items()]
     console, begun_s, shown_s = Console(stderr=True), time.monotonic(), 0.0
+    if not console.is_terminal:
+        console.width = 130  # logs are not folded
 
     def table(regions: "Sequence[RegionState]"):
         rows = [

@@ -78,14 +78,32 @@ def join(plan: Plan | Path | str | None = None, *, timeout_s: float = 120.0) -> 
                 "the schedule ISTHMUS_BLOCKS": environment.blocks or "none",
                 "join's timeout_s": f"{timeout_s:g}",
             }
-            federation.submit(lambda: federation.agree(terms)).result()
-            yield Cluster(environment, strategy, federation, metrics)
-            federation.submit(federation.meet).result()  # nobody leaves while others still need what it sends
+            with _exported(environment, metrics, federation):
+                federation.submit(lambda: federation.agree(terms)).result()
+                yield Cluster(environment, strategy, federation, metrics)
+                federation.submit(federation.meet).result()  # nobody leaves while others still need what it sends
     finally:
         courier.close(timeout_s=1.0)
         if rail is not None:
             rail.close()
         world.close()
+
+
+@contextmanager
+def _exported(environment: RankEnvironment, metrics: Metrics, federation: Federation) -> Generator[None]:
+    """Serve Prometheus metrics inside, where the environment asks for it."""
+    if environment.export is None:
+        yield
+        return
+    from isthmus.runtime.exporter import Exporter  # only here: most runs need no prometheus-client
+
+    labels = {"region": environment.region, "rank": str(environment.rank)}
+    exporter = Exporter(environment.export, labels, lambda: federation.rail.counters() if federation.rail else {})
+    metrics.observers.append(exporter.observe)
+    try:
+        yield
+    finally:
+        exporter.close()
 
 
 def _strategy(environment: RankEnvironment, plan: Plan | Path | str | None) -> Strategy:

@@ -108,6 +108,7 @@ class RankEnvironment:
         keys: Folder with the region's certificate (see `isthmus keys`); None: rails are not encrypted.
         insecure: Rails in the clear are allowed beyond the loopback interface.
         trace: Spans are recorded in the metrics.
+        export: host:port on which the region's rank 0 serves Prometheus metrics, rank r on port + r; None serves none.
     """
 
     rank: int
@@ -124,6 +125,7 @@ class RankEnvironment:
     keys: Path | None = None
     insecure: bool = False
     trace: bool = False
+    export: tuple[str, int] | None = None
 
     @property
     def regions(self) -> int:
@@ -191,6 +193,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> RankEnvironmen
         keys=_path(variables, "ISTHMUS_KEYS"),
         insecure=_flag(variables, "ISTHMUS_INSECURE"),
         trace=_flag(variables, "ISTHMUS_TRACE"),
+        export=_export(variables, rank),
     )
 
 
@@ -240,6 +243,17 @@ def _flag(variables: Mapping[str, str], name: str) -> bool:
     if text not in ("0", "1"):
         raise InputError(name, f"{text!r} is neither 0 nor 1")
     return text == "1"
+
+
+def _export(variables: Mapping[str, str], rank: int) -> tuple[str, int] | None:
+    text = variables.get("ISTHMUS_EXPORT")
+    if not text:
+        return None
+    try:
+        host, port = split_address(text if ":" in text else f"127.0.0.1:{text}")
+    except ValueError as error:
+        raise InputError("ISTHMUS_EXPORT", str(error), "a port for loopback only, or host:port") from None
+    return host, port + rank
 
 
 def _path(variables: Mapping[str, str], name: str) -> Path | None:

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ class Metrics:
     def __init__(self, folder: Path | None, region: str, rank: int, *, trace: bool = False) -> None:
         """`trace`: also write spans."""
         self.traces = trace and folder is not None
+        self.observers: list[Callable[[str, Mapping[str, Any]], None]] = []
         self._stream = None
         self._writing = threading.Lock()
         if folder is not None:
@@ -30,7 +31,9 @@ class Metrics:
             self._stream = open(folder / f"{region}-{rank}.jsonl", "a", encoding="utf-8", buffering=1)  # noqa: SIM115
 
     def write(self, kind: Kind, **fields: Any) -> None:
-        """Append one line."""
+        """Append one line; the observers see it too."""
+        for observe in self.observers:
+            observe(kind, fields)
         if self._stream is not None:
             line = json.dumps({"kind": kind, **fields}, separators=(",", ":")) + "\n"
             with self._writing:
