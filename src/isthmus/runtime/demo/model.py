@@ -53,6 +53,17 @@ class _Block(nn.Module):
         return x + self.down(functional.gelu(self.up(self.norm_mid(x))))
 
 
+class _Entry(nn.Module):
+    """Text to vectors: the first block of a pipeline. Holds the model's own modules."""
+
+    def __init__(self, embed: nn.Embedding, position: nn.Embedding) -> None:
+        super().__init__()
+        self.embed, self.position = embed, position
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        return self.embed(text) + self.position.weight[: text.shape[1]]
+
+
 class ByteGPT(nn.Module):
     """Next-byte logits, shape (batch, length, vocabulary), for bytes of shape (batch, length), int64."""
 
@@ -80,6 +91,10 @@ class ByteGPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+    def pipeline_blocks(self) -> list[nn.Module]:
+        """The model as modules applied one after the other, for a pipeline over regions."""
+        return [_Entry(self.embed, self.position), *self.blocks, nn.Sequential(self.norm, self.head)]
 
 
 def next_byte_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
