@@ -2,6 +2,7 @@
 
 import socket
 import urllib.request
+from dataclasses import fields
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,11 +11,10 @@ from isthmus.errors import InputError
 from isthmus.runtime.exporter import Exporter
 from isthmus.runtime.wan.rail import LinkUse
 
-USE = LinkUse(
-    payload_bytes_sent=900, payload_bytes_received=800, frame_bytes_sent=1000, frame_bytes_received=890, frames_sent=2,
-    frames_received=2, busy_s=0.5, goodput_bytes_per_s=1800.0, stall_s=0.25, early_bytes_peak=0, rtt_s=0.018, rtt_s_min=0.017,
-    retransmits=3, send_buffer_bytes_max=1 << 20, congestion="cubic",
-)  # fmt: skip
+USE = LinkUse(**{
+    **{field.name: 0 for field in fields(LinkUse)},
+    "frame_bytes_sent": 1000, "busy_s": 0.5, "goodput_bytes_per_s": 1800.0, "stall_s": 0.25, "rtt_s": 0.018, "retransmits": 3,
+})  # fmt: skip
 STEP = {"seconds": 0.2, "tokens": 64, "loss": 2.5, "exposed_s": 0.05}
 
 
@@ -31,7 +31,8 @@ def test_a_scrape_shows_steps_waits_and_links_with_their_labels() -> None:
         for _ in range(3):
             exporter.observe("step", STEP)
         exporter.observe("sync", {"seconds": 1.5})
-        exporter.observe("generation", {"number": 4, "regions": ["east", "west"]})
+        exporter.observe("regroup", {"generation": 4, "regions": ["east", "west"]})
+        exporter.observe("discarded", {"tokens": 640})
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             families = text_string_to_metric_families(answer.read().decode())
         samples = {sample.name: sample for family in families for sample in family.samples}
@@ -40,7 +41,7 @@ def test_a_scrape_shows_steps_waits_and_links_with_their_labels() -> None:
     own = {"region": "east", "rank": "1"}
     expected = {
         "isthmus_steps_total": 3, "isthmus_tokens_total": 192, "isthmus_loss": 2.5, "isthmus_sync_seconds_total": 1.5,
-        "isthmus_generation": 4, "isthmus_regions": 2,
+        "isthmus_generation": 4, "isthmus_regions": 2, "isthmus_discarded_tokens_total": 640,
     }  # fmt: skip
     assert {name: samples[name].value for name in expected} == expected
     assert all(samples[name].labels == own for name in expected)

@@ -71,11 +71,11 @@ class Exporter:
             case "sync":
                 self._syncs.inc()
                 self._sync_s.inc(fields["seconds"])
-            case "generation":
-                self._generation.set(fields["number"])
+            case "round" | "regroup":
+                self._generation.set(fields["generation"])
                 self._regions.set(len(fields["regions"]))
-            case "lost":
-                self._discarded.inc(fields.get("tokens", 0))
+            case "discarded":
+                self._discarded.inc(fields["tokens"])
             case _:
                 pass
 

@@ -1,6 +1,7 @@
 """What a rank measured, as JSON lines, and the clock that cuts a run into steps without gaps."""
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -11,7 +12,7 @@ from typing import Any, Literal, Self
 
 __all__ = ["Metrics", "StepClock"]
 
-Kind = Literal["start", "buckets", "step", "sync", "eval", "generation", "lost", "span", "end"]
+Kind = Literal["start", "buckets", "step", "sync", "round", "regroup", "discarded", "eval", "span", "end"]
 
 
 class Metrics:
@@ -26,6 +27,7 @@ class Metrics:
         self.observers: list[Callable[[str, Mapping[str, Any]], None]] = []
         self._stream = None
         self._writing = threading.Lock()
+        self._incarnation = os.getpid()  # a region that was started again appends to the same file
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self._stream = open(folder / f"{region}-{rank}.jsonl", "a", encoding="utf-8", buffering=1)  # noqa: SIM115
@@ -35,7 +37,8 @@ class Metrics:
         for observe in self.observers:
             observe(kind, fields)
         if self._stream is not None:
-            line = json.dumps({"kind": kind, **fields}, separators=(",", ":")) + "\n"
+            stamp = {"t": round(time.time(), 4), "incarnation": self._incarnation}
+            line = json.dumps({"kind": kind, **fields, **stamp}, separators=(",", ":")) + "\n"
             with self._writing:
                 self._stream.write(line)
 

@@ -38,6 +38,7 @@ def _read_file(path: Path) -> list[Span]:
                 break  # a killed rank's last line may be torn
             raise InputError(f"{path}:{number}", "is no JSON") from None
         if row.pop("kind") == "span":
+            del row["t"], row["incarnation"]
             track, name, begin_s, seconds = (row.pop(key) for key in ("track", "name", "begin", "seconds"))
             spans.append(
                 Span(process=f"{region} {rank}", track=track, name=name, begin_s=begin_s, seconds=seconds, details=row)
