@@ -40,6 +40,8 @@ def dataset() -> TensorDataset:
 
 
 def normalised(way: str) -> nn.Module:
+    if way == "layers":
+        return nn.Sequential(nn.Linear(16, 12), nn.Tanh(), nn.Dropout(0.0), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 4))
     layers = {
         "running": lambda: nn.BatchNorm1d(8),
         "own batch": lambda: nn.BatchNorm1d(8, track_running_stats=False),
@@ -83,13 +85,15 @@ def train(options: dict[str, Any], out: Path) -> None:
                 last = (number + 1) % micro == 0
                 if last:
                     cluster.step(model, batch, nn.functional.mse_loss)
+                    if "clip" in options:
+                        cluster.clip_gradients(model, options["clip"])
                     optimizer.step()
                     optimizer.zero_grad()
                     schedule.step()
                 else:
                     with model.no_sync():
                         cluster.step(model, batch, nn.functional.mse_loss)
-        torch.save(flat(given), out)
+        torch.save(flat(model), out)
 
 
 def listeners() -> list[str]:

@@ -35,6 +35,7 @@ from isthmus.runtime.hashing import bytes_of, fingerprint
 from isthmus.runtime.local_steps.link import RailLink
 from isthmus.runtime.local_steps.sync import LocalSync
 from isthmus.runtime.metrics import Metrics
+from isthmus.runtime.pipeline.model import PipelinedModel, RegionRanks
 from isthmus.runtime.sampling import ShardedBatches
 from isthmus.runtime.session import Session, explain_failure
 from isthmus.runtime.snapshot import Stateful
@@ -43,7 +44,7 @@ from isthmus.runtime.world import World, open_world
 
 __all__ = ["Cluster", "join"]
 
-RUNNABLE = ("flat", "hierarchical", "local-steps")
+RUNNABLE = ("flat", "hierarchical", "local-steps", "pipeline")
 
 
 @contextmanager
@@ -120,7 +121,12 @@ def _strategy(environment: RankEnvironment, plan: Plan | Path | str | None) -> S
             f"strategy.kind: {strategy.kind!r} cannot be run by this runtime yet",
             f"it runs {', '.join(RUNNABLE)}",
         )
-    asked = _beyond_data_parallelism(plan.layout)
+    layout = plan.layout
+    if strategy.kind == "pipeline":
+        _require_equal_regions(environment)
+        if environment.regions in (1, layout.pp):  # a pipeline over regions; one region holds all stages
+            layout = layout.model_copy(update={"pp": 1})
+    asked = _beyond_data_parallelism(layout)
     if asked:
         raise InputError(
             where,
@@ -134,6 +140,16 @@ def _beyond_data_parallelism(layout: Layout) -> list[str]:
     asked = [f"{axis} {getattr(layout, axis)}" for axis in ("tp", "pp", "cp", "ep") if getattr(layout, axis) > 1]
     asked += [f"zero {layout.zero}"] if layout.zero else []
     return asked + (["recompute"] if layout.recompute else [])
+
+
+def _require_equal_regions(environment: RankEnvironment) -> None:
+    found = {region.name: region.ranks for region in environment.members.regions} if environment.members else {}
+    if len(set(found.values())) > 1:
+        raise InputError(
+            "ISTHMUS_MEMBERS",
+            f"regions have {', '.join(f'{name} {ranks}' for name, ranks in found.items())} ranks",
+            "a pipeline over regions needs the same number of ranks in each: rank i works with rank i of the others",
+        )
 
 
 def _refuse_running_statistics(model: nn.Module) -> None:
@@ -181,14 +197,20 @@ class Cluster:
         self._model: _Model | None = None
         self._session: Session | None = None
 
-    def parallelize(self, model: nn.Module) -> nn.Module:
+    def parallelize(self, model: nn.Module, *, cut: Sequence[int] | None = None) -> nn.Module:
         """`model` with its gradients averaged as the plan says; parameters and buffers become the first region's.
 
-        Returns `DistributedDataParallel` around it (so `no_sync` works), or the model itself for a rank that runs alone.
+        Returns `DistributedDataParallel` around it (so `no_sync` works), or the model itself for a rank that runs alone; for a
+        pipeline a `PipelinedModel` with this region's stages, whose parameters alone the optimizer is to be given.
+
+        Args:
+            model: For a pipeline a sequence of blocks, see `isthmus.runtime.pipeline.split`.
+            cut: First block of each stage but the first of a pipeline; None balances them.
 
         Raises:
-            InputError: A parameter is not float32 on the CPU; a normalisation keeps running statistics, which regions would
-                each keep their own of (other buffers must not change in training); or a model was parallelized before.
+            InputError: A pipeline cannot be made of the model (the error says why); a parameter is not float32 on the CPU; a
+                normalisation keeps running statistics, which regions would each keep their own of (other buffers must not
+                change in training); or a model was parallelized before.
             ReplicaMismatchError: After the hand-over a member holds other bits.
         """
         if self._model is not None:
@@ -204,6 +226,12 @@ class Cluster:
             _refuse_running_statistics(model)
         self._make_equal(model)
         world = self._federation.world
+        if self.strategy.kind == "pipeline":
+            name = f"region {self.region} rank {self.environment.rank}"
+            ranks = RegionRanks(world.region_group, self.environment.world_size, name)
+            piped = PipelinedModel(model, self._federation.rail, self.strategy, ranks, cut)
+            self._model = _Model(piped, piped, None, None)
+            return piped
         if world.region_group is None:
             self._model = _Model(model, model, None, None)
             return model
@@ -256,6 +284,8 @@ class Cluster:
             local = LocalSync(made.given.parameters(), RailLink(self._federation, self.strategy), self.strategy)
         session = self._session = Session(self._federation, made.hook, self._metrics, pace)
         elements = sum(parameter.numel() for parameter in made.given.parameters())
+        if isinstance(made.given, PipelinedModel):
+            elements = made.given.whole_elements
         trained = sum(parameter.numel() for parameter in made.given.parameters() if parameter.requires_grad)
         self._metrics.write(
             "start",
@@ -279,13 +309,17 @@ class Cluster:
     def batches(self, dataset: Dataset[Any], batch_size: int = 8, steps: int | None = None, seed: int = 0) -> Iterator[Any]:
         """Batches of this rank, dealt without overlap over all ranks of all regions; equal for equal seeds.
 
+        In a pipeline they are dealt over the ranks of a region, and rank i of every region has the same.
         Ends after `steps` training steps, with the measurement schedule where there is one, or after one epoch.
 
         Raises:
             InputError: Outside `sync`, or the dataset is too small for one step.
         """
         session = self._session_or_refuse("cluster.batches")
-        source = ShardedBatches(dataset, batch_size=batch_size, rank=self.rank, ranks=self.ranks, seed=seed)
+        rank, ranks = self.rank, self.ranks
+        if self.strategy.kind == "pipeline":
+            rank, ranks = self.environment.rank, self.environment.world_size
+        source = ShardedBatches(dataset, batch_size=batch_size, rank=rank, ranks=ranks, seed=seed)
         while not session.pace.finished:
             if session.pace.blocks is None:
                 if steps is not None and session.pace.trained >= steps:
@@ -312,6 +346,12 @@ class Cluster:
                 f"was given a batch of type {type(batch).__name__}, expected (inputs, targets)",
             )
         inputs, targets = batch
+        if isinstance(model, PipelinedModel):
+            with self._named_failures():
+                mean_loss = model.step(inputs, targets, loss_fn)
+            # Tokens are those of a whole pipeline, not of each of its stages: its last one counts them.
+            session.note_pipeline(mean_loss, targets.numel() if model.last else 0)
+            return torch.tensor(mean_loss)
         with self._named_failures():
             loss = loss_fn(model(inputs), targets)
             begun_s = time.perf_counter()
@@ -326,6 +366,16 @@ class Cluster:
         session.note(float(loss.detach()), targets.numel(), backward_s, waited_s)
         return loss.detach()
 
+    def clip_gradients(self, model: nn.Module, max_norm: float) -> float:
+        """Scale all gradients so that their norm over the whole model is at most `max_norm`; the norm they had.
+
+        As `torch.nn.utils.clip_grad_norm_` where every rank holds the whole model; over all stages of a pipeline.
+        """
+        if isinstance(model, PipelinedModel):
+            with self._named_failures():
+                return model.clip_gradients(max_norm)
+        return float(nn.utils.clip_grad_norm_(model.parameters(), max_norm))
+
     def evaluation(self) -> AbstractContextManager[None]:
         """Inside, evaluate the model: no gradients, no step time; under local steps the parameters all regions agreed on."""
         return self._session_or_refuse("cluster.evaluation").evaluation()
@@ -333,7 +383,12 @@ class Cluster:
     def record_evaluation(self, loss: float) -> None:
         """Write an eval line to the metrics: held-out `loss` after the tokens of all ranks so far."""
         session = self._session_or_refuse("cluster.record_evaluation")
-        self._metrics.write("eval", step=session.pace.taken, tokens=session.trained_tokens * self.ranks, loss=loss)
+        ranks = self.ranks
+        if isinstance(session.model, PipelinedModel):
+            if not session.model.last:
+                return  # it counts the tokens
+            ranks = self.environment.world_size
+        self._metrics.write("eval", step=session.pace.taken, tokens=session.trained_tokens * ranks, loss=loss)
 
     @property
     def trained_steps(self) -> int:

@@ -13,6 +13,7 @@ from isthmus.runtime.federation.agreement import Federation
 from isthmus.runtime.hashing import fingerprint
 from isthmus.runtime.local_steps.sync import Arrival, LocalSync
 from isthmus.runtime.metrics import Metrics, StepClock
+from isthmus.runtime.pipeline.model import PipelinedModel
 from isthmus.runtime.snapshot import Snapshot, Stateful, restore, take
 from isthmus.runtime.wan.frames import PeerLostError
 
@@ -34,6 +35,7 @@ class Session:
     def __init__(self, federation: Federation, hook: HookState | None, metrics: Metrics, pace: Pace) -> None:
         self.federation, self.hook, self.metrics, self.pace = federation, hook, metrics, pace
         self.local: LocalSync | None = None
+        self.pipeline: PipelinedModel | None = None
         self.model: nn.Module = nn.Module()
         self.stateful: list[Stateful] = []
         self.cursor, self.trained_tokens = 0, 0
@@ -52,6 +54,7 @@ class Session:
     def open(self, model: nn.Module, stateful: Sequence[Stateful], local: LocalSync | None) -> None:
         """Begin: all members meet, and the first step starts now."""
         self.model, self.stateful, self.local = model, list(stateful), local
+        self.pipeline = model if isinstance(model, PipelinedModel) else None
         if local is not None:
             local.on_arrival = self._write_arrival
         self.federation.submit(self.federation.meet).result()
@@ -71,10 +74,24 @@ class Session:
         if waited_s:
             self._spans.append(("training", "waiting for gradients", gradients_s, now_s))
 
+    def note_pipeline(self, loss: float, tokens: int) -> None:
+        """Record the step that the pipeline has just run: its passes and its waits for other regions."""
+        assert self.pipeline is not None
+        timing = self.pipeline.timing
+        self._losses.append(loss)
+        self._tokens += tokens
+        self._backward_s += sum(timing.seconds(backward=True))
+        self._waited_s += timing.waited_s
+        for op, begun_s, ended_s in timing.passes:
+            name = f"{'backward' if op.backward else 'forward'}, stage {op.chunk}, micro-batch {op.micro}"
+            self._spans.append(("training", name, begun_s, ended_s))
+
     def raise_failure(self) -> None:
         """Raise the first failure of any exchange so far: the gradients at hand are then not the mean over the members."""
         if self.hook is not None and self.hook.failure is not None:
             raise self.hook.failure
+        if self.pipeline is not None and self.pipeline.failure is not None:
+            raise self.pipeline.failure
         self.federation.courier.raise_failure()
 
     def end_step(self) -> None:
@@ -127,7 +144,7 @@ class Session:
         if self.local is not None:
             self.local.flush()
         digest = fingerprint(self.model.parameters())
-        self.federation.submit(lambda: self.federation.prove(digest, "the final parameters", now=True)).result()
+        self.federation.submit(lambda: self._prove_equal(digest, "the final parameters", now=True)).result()
         self.metrics.write("end", hash=f"{digest:016x}", steps=self.pace.taken)
         return f"{digest:016x}"
 
@@ -172,6 +189,8 @@ class Session:
     def _switch(self) -> None:
         if self.hook is not None:
             self.hook.crossing = self.pace.mode != "off"
+        if self.pipeline is not None:
+            self.pipeline.crossing = self.pace.mode != "off"
 
     def _sent_bytes(self) -> int:
         return self.federation.sent_bytes() + (self.hook.flat_bytes if self.hook is not None else 0)
@@ -179,7 +198,7 @@ class Session:
     def _prove(self) -> None:
         begun, sent = time.perf_counter(), self._sent_bytes()
         digest, what = fingerprint(self.model.parameters()), f"the parameters after step {self.pace.taken}"
-        self.federation.submit(lambda: self.federation.prove(digest, what))
+        self.federation.submit(lambda: self._prove_equal(digest, what))
         self.metrics.write(
             "sync",
             step=self.pace.taken,
@@ -188,6 +207,13 @@ class Session:
             hash=f"{digest:016x}",
         )
         self._proved_bytes = sent
+
+    def _prove_equal(self, digest: int, what: str, *, now: bool = False) -> None:
+        """Of all members; in a pipeline of the ranks of one region, which hold the same stages."""
+        if self.pipeline is None:
+            self.federation.prove(digest, what, now=now)
+        else:
+            self.federation.prove_region(digest, what)
 
     def _write_arrival(self, arrival: Arrival) -> None:
         now_s = time.perf_counter()

@@ -4,20 +4,14 @@ import contextlib
 import copy
 import socket
 import threading
-import time
 
 import pytest
 import torch
 from torch import nn
 
-from isthmus.errors import InputError
 from isthmus.plan import Strategy
-from isthmus.runtime.demo.model import PRESETS, ByteGPT, next_byte_loss
 from isthmus.runtime.environment import Members
-from isthmus.runtime.hashing import ReplicaMismatchError
 from isthmus.runtime.pipeline.model import PipelinedModel
-from isthmus.runtime.pipeline.orders import Depth
-from isthmus.runtime.wan.frames import PeerLostError
 from isthmus.runtime.wan.rail import Rail
 
 WAYS = {

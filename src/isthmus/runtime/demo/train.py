@@ -14,7 +14,7 @@ import torch.distributed as dist
 import isthmus
 from isthmus.errors import InputError
 from isthmus.runtime.cluster import Cluster
-from isthmus.runtime.demo.data import Corpus, TextWindows, read_corpus
+from isthmus.runtime.demo.data import TextWindows, read_corpus
 from isthmus.runtime.demo.model import PRESETS, ByteGPT, next_byte_loss
 
 __all__ = ["main", "train"]
@@ -28,7 +28,7 @@ def train(options: argparse.Namespace) -> None:
     torch.manual_seed(options.seed)
     shape = PRESETS[options.preset]
     corpus = read_corpus()
-    dataset = TextWindows(corpus.train, shape.positions)
+    dataset, held_out = TextWindows(corpus.train, shape.positions), TextWindows(corpus.held_out, shape.positions)
     with isthmus.join() as cluster:
         model = cluster.parallelize(ByteGPT(shape))
         optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.1)
@@ -37,12 +37,12 @@ def train(options: argparse.Namespace) -> None:
             for batch in cluster.batches(dataset, options.batch, steps=options.steps, seed=options.seed):
                 counted = cluster.mode != "off"
                 loss = cluster.step(model, batch, next_byte_loss)
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                cluster.clip_gradients(model, 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
                 schedule.step()
                 if counted and options.eval_every and cluster.trained_steps % options.eval_every == 0:
-                    report(cluster, float(loss), held_out_loss(cluster, model, corpus, options.eval_windows))
+                    report(cluster, float(loss), held_out_loss(cluster, model, held_out, options.eval_windows))
 
 
 def learning_rate(step: int, steps: int) -> float:
@@ -54,11 +54,9 @@ def learning_rate(step: int, steps: int) -> float:
     return 0.55 + 0.45 * math.cos(math.pi * through)
 
 
-def held_out_loss(cluster: Cluster, model: torch.nn.Module, corpus: Corpus, windows: int) -> float:
+def held_out_loss(cluster: Cluster, model: torch.nn.Module, data: TextWindows, windows: int) -> float:
     """Mean loss, nats per byte, over the first `windows` held-out windows, shared among this region's ranks."""
     module = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
-    assert isinstance(module, ByteGPT)
-    data = TextWindows(corpus.held_out, module.position.num_embeddings)
     rank, ranks = cluster.environment.rank, cluster.environment.world_size
     indices = range(rank, min(windows, len(data)), ranks)
     total = torch.zeros(2, dtype=torch.float64)

@@ -7,7 +7,7 @@ region uses its inputs, the last one its targets.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -50,18 +50,21 @@ class RegionRanks:
 
 @dataclass(slots=True)
 class Timing:
-    """Seconds of the last step.
+    """What the last step spent its time on.
 
     Attributes:
-        forward_s, backward_s: Of each pass through a chunk of this region, in order.
+        passes: Each pass through a chunk of this region, with its begin and end on `time.perf_counter`.
         waited_s: For messages of other regions.
         step_s: Of the whole.
     """
 
-    forward_s: list[float]
-    backward_s: list[float]
+    passes: list[tuple[Op, float, float]] = field(default_factory=list)
     waited_s: float = 0.0
     step_s: float = 0.0
+
+    def seconds(self, *, backward: bool) -> list[float]:
+        """Of each forward, or each backward, pass."""
+        return [ended_s - begun_s for op, begun_s, ended_s in self.passes if op.backward == backward]
 
 
 class PipelinedModel(nn.Module):
@@ -78,6 +81,7 @@ class PipelinedModel(nn.Module):
         crossing: False keeps to this region: a step then computes with the messages of an earlier one (off blocks).
         depth: How far regions run ahead; measured after the second step.
         timing: Of the last step.
+        failure: What ended a step early: its gradients are not to be applied.
 
     Raises:
         InputError: The model or the strategy cannot be run so; the error names what.
@@ -107,7 +111,8 @@ class PipelinedModel(nn.Module):
         self.cut = split.cut
         self.whole_elements = sum(parameter.numel() for parameter in model.parameters())
         self.chunks = nn.ModuleList(split.chunks[self.region :: regions])
-        self.timing = Timing([], [])
+        self.timing = Timing()
+        self.failure: BaseException | None = None
         self._rail = rail
         self._mail = None if rail is None else Mail(rail, self.shape.chunks, strategy.codec)
         self._steps = 0
@@ -158,7 +163,7 @@ class PipelinedModel(nn.Module):
         seed = int(torch.empty((), dtype=torch.int64).random_().item()) & (2**62 - 1)
         random = torch.get_rng_state()
         mail, waited_s = self._mail, self._mail.waited_s if self._mail else 0.0
-        self.timing, self._losses = Timing([], []), []
+        self.timing, self._losses = Timing(), []
         if mail is not None:
             key = (tuple(parts[0][0].shape), parts[0][0].dtype)
             mail.begin(key, self._ops, max(in_flight(order(self.shape, r, self.depth)) for r in range(self.shape.regions)))
@@ -167,6 +172,9 @@ class PipelinedModel(nn.Module):
             reductions = self._run(parts, loss_fn, seed)
             loss = self._settle(asked, fingerprint([inputs, targets]))
             self._average(reductions)
+        except BaseException as error:
+            self.failure = error
+            raise
         finally:
             self._kept.clear()
             torch.set_rng_state(random)
@@ -253,7 +261,7 @@ class PipelinedModel(nn.Module):
             out = loss_fn(out, parts[1][op.micro])
             self._losses.append(float(out.detach()))
         self._kept[op] = into, out
-        self.timing.forward_s.append(time.perf_counter() - begun_s)
+        self.timing.passes.append((op, begun_s, time.perf_counter()))
         if not end:
             assert self._mail is not None
             self._mail.send(op, out.detach())
@@ -273,7 +281,7 @@ class PipelinedModel(nn.Module):
             (out / self.shape.micro_batches).backward()
         elif out.requires_grad:
             torch.autograd.backward(out, gradient)
-        self.timing.backward_s.append(time.perf_counter() - begun_s)
+        self.timing.passes.append((op, begun_s, time.perf_counter()))
         if op.chunk > 0:
             assert self._mail is not None
             back = into.grad if into.grad is not None else torch.zeros_like(into)
@@ -348,7 +356,8 @@ class PipelinedModel(nn.Module):
         following = (self.region + 1) % self.shape.regions
         latency_s = self._rail.counters()[self._rail.names[following]].rtt_s_min / 2
         rate = self.strategy.wan_rate_bytes_per_s
-        mine = [median(self.timing.forward_s), median(self.timing.backward_s), latency_s, self._mail.largest_bytes()]
+        passes_s = [median(self.timing.seconds(backward=backward)) for backward in (False, True)]
+        mine = [*passes_s, latency_s, self._mail.largest_bytes()]
         columns = list(zip(*self._mail.everyone(mine), strict=True))
         wire_s = tuple(size * self.ranks.size / rate if rate else 0.0 for size in columns[3])
         crossing_s = tuple(latency + wire for latency, wire in zip(columns[2], wire_s, strict=True))
