@@ -1,6 +1,7 @@
 """Metrics lines and the step clock."""
 
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -61,7 +62,8 @@ def test_lines_are_readable_while_the_run_goes_on(tmp_path: Path) -> None:
             metrics.write("step", step=step, loss=0.5)
             lines = (tmp_path / "new" / "shenzhen-3.jsonl").read_text().splitlines()
             assert [json.loads(line)["step"] for line in lines] == list(range(step + 1))
-    assert lines[0] == '{"kind":"step","step":0,"loss":0.5}'
+    assert lines[0].startswith('{"kind":"step","step":0,"loss":0.5,"t":')
+    assert {json.loads(line)["incarnation"] for line in lines} == {os.getpid()}
 
 
 def test_laps_of_a_real_clock_never_go_back() -> None:
