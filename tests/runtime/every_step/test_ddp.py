@@ -37,7 +37,7 @@ class Summing:
 def reducer_of(rank: int) -> HierarchicalReducer:
     """A real reducer with feedback that believes to be `rank` of two; it never communicates here."""
     reducer = HierarchicalReducer(None, None, "int4", ReducerOptions(segment_bytes=64))
-    reducer._ranks, reducer._rank = RANKS, rank
+    reducer._ranks, reducer._rank, reducer._total = RANKS, rank, RANKS
     return reducer
 
 

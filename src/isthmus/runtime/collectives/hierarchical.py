@@ -1,32 +1,51 @@
-"""The hierarchical all-reduce: reduce-scatter inside the region, exchange of each rank's shard between regions, all-gather.
+"""The hierarchical all-reduce: reduce-scatter inside the region, exchange of each rail's shard between regions, all-gather.
 
 Every element crosses a region's uplink once (R = 2), and every rank's own rail carries its share. The tensor is cut into
 segments: all segments are reduced and sent first, then gathered in order as the other regions' bytes arrive, so the WAN
 is busy from the first segment's reduction to the last byte. The order of the calls on the region's group is fixed, hence
-the same on all ranks.
+the same on all ranks, and an exchange that fails does not change it.
 
 Inside the region the reduce-scatter is an all-to-all and a local sum in rank order: gloo's own reduce-scatter moves twice
 the bytes. It is deterministic, and all ranks of all regions end with the same bits.
+
+With `retry` an all-reduce can be repeated with other regions after one was lost: the region's own sums stay (4 bytes an
+element of this rank's shards, and as much again for what error feedback makes of the residuals) until `commit`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from isthmus.plan import CodecName
-from isthmus.runtime.codecs.feedback import ErrorFeedback
+from isthmus.runtime.codecs.feedback import Draft, ErrorFeedback
 from isthmus.runtime.collectives.exchange import Buffers, Exchange, ExchangeOptions
-from isthmus.runtime.wan.frames import TAG_LIMIT, message_tag
+from isthmus.runtime.collectives.segments import Place, Segment, Shard
+from isthmus.runtime.wan.frames import TAG_LIMIT, RailError, message_tag
 from isthmus.runtime.wan.rail import Rail
 
-__all__ = ["HierarchicalReducer", "ReducerOptions", "UnderWay"]
+__all__ = ["HierarchicalReducer", "Rails", "ReducerOptions", "UnderWay"]
 
 _SPACE_ELEMENTS = 1 << 40
 _FLOW = 1 << 63
 _LAG = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Rails:
+    """How this rank reaches the other regions.
+
+    Attributes:
+        carried: Its open rails by number; without any the region is alone.
+        total: N, of all members together; the same through the whole run.
+        ranks: Of each region that takes part, in order.
+    """
+
+    carried: Mapping[int, Rail]
+    total: int
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +57,16 @@ class ReducerOptions:
         average: Mean over all ranks of all regions; otherwise the sum.
         seed: Of the codec's noise.
         segment_bytes: Size of a pipeline segment of the whole tensor; None: a sixteenth, within 256 KiB and 4 MiB.
+        retry: Keep what `again` needs until `commit`; a RailError is then raised by `finish`, after the region's own part.
+        replicated: The group's ranks hold equal tensors already: each brings its shards to the other regions, none is summed.
     """
 
     error_feedback: bool = True
     average: bool = True
     seed: int = 0
     segment_bytes: int | None = None
+    retry: bool = False
+    replicated: bool = False
 
 
 class HierarchicalReducer:
@@ -51,22 +74,31 @@ class HierarchicalReducer:
 
     Attributes:
         between_regions: False leaves the WAN out: the result is then the mean (or sum) inside the region only.
+        rails: The way to the other regions; may be replaced while nothing is under way, or before `again`.
     """
 
     def __init__(
         self,
         region_group: dist.ProcessGroup | None,
-        rail: Rail | None,
+        rails: Rails | Rail | None,
         codec: CodecName = "none",
         options: ReducerOptions | None = None,
     ) -> None:
-        """`region_group` is a gloo group for this reducer alone (None: one rank a region); `rail` None: one region."""
-        self._group, self._rail = region_group, rail
+        """`region_group` is a gloo group for this reducer alone (None: one rank a region); `rails` None: one region.
+
+        A bare rail is this rank's only one, of regions with equal numbers of ranks.
+        """
+        self._group = region_group
         self._codec: CodecName = codec
         self._options = options or ReducerOptions()
         self._ranks = 1 if region_group is None else dist.get_world_size(region_group)
         self._rank = 0 if region_group is None else dist.get_rank(region_group)
+        if rails is not None and not isinstance(rails, Rails):
+            rails = Rails({self._rank: rails}, self._ranks, (self._ranks,) * rails.regions)
+        self.rails = rails
+        self._total = self._ranks if rails is None else rails.total
         self._feedback = ErrorFeedback() if self._options.error_feedback and codec != "none" else None
+        self._draft = Draft(self._feedback) if self._feedback and self._options.retry else None
         self._epochs: dict[int, int] = {}
         self._buffers = Buffers()
         self.between_regions = True
@@ -91,7 +123,9 @@ class HierarchicalReducer:
             RailError: Another region was lost; `tensor` is then undefined.
             RuntimeError: From gloo, when a rank of this region was lost.
         """
-        self.finish(self.begin(tensor, tag, first_element, weights))
+        under_way = self.begin(tensor, tag, first_element, weights)
+        self.finish(under_way)
+        self.commit([under_way])
 
     def begin(
         self,
@@ -113,35 +147,61 @@ class HierarchicalReducer:
         if not 0 <= tag < TAG_LIMIT:
             raise ValueError(f"tag {tag} is not within 0 and 2^20")
         first = tag * _SPACE_ELEMENTS if first_element is None else TAG_LIMIT * _SPACE_ELEMENTS + first_element
-        rail = self._rail if self.between_regions and self._rail is not None and self._rail.regions > 1 else None
+        epoch = self._epochs[tag] = self._epochs.get(tag, -1) + self.between_regions
         segments = self._segments(tensor.detach().view(-1))
-        under_way = UnderWay(segments, [], 0 if rail is None or rail.regions == 2 else _LAG)
-        epoch = self._epochs[tag] = self._epochs.get(tag, -1) + (rail is not None)
+        under_way = UnderWay(segments, tag, epoch, first, None if weights is None else tuple(weights))
         for number, segment in enumerate(segments):
             self._reduce_scatter(segment)
-            if rail is None:
-                segment.shard.mul_(self._scale(None, None))
-            else:
-                options = self._exchange_options(first + segment.shard_first, rail, weights)
-                exchange = Exchange(rail, segment.shard, message_tag(tag, epoch, 0, number), options)
-                under_way.exchanges.append(exchange)
+            self._cross(under_way, number)
         return under_way
 
     def finish(self, under_way: "UnderWay") -> None:
-        """The second half of `all_reduce_`: take in the other regions' bytes, and gather inside the region."""
-        segments, exchanges, lag = under_way.segments, under_way.exchanges, under_way.lag
+        """The second half of `all_reduce_`: take in the other regions' bytes, and gather inside the region.
+
+        Raises:
+            RailError: Another region was lost. With `retry` this comes last, so that the region's other ranks, which may not
+                have seen it, are not left alone in a gather.
+        """
+        segments = under_way.segments
+        rails = self._crossing()
+        lag = 0 if rails is None or len(rails.ranks) == 2 else _LAG
         for number in range(len(segments) + lag):
-            if exchanges and number < len(segments):
-                exchanges[number].reduce()
+            if number < len(segments):
+                self._step(under_way, number, Exchange.reduce)
             if number >= lag:
-                if exchanges:
-                    exchanges[number - lag].finish()
+                self._step(under_way, number - lag, Exchange.finish)
                 self._gather(segments[number - lag])
+        if under_way.error is not None:
+            raise under_way.error
+
+    def renew(self, rails: Rails | None) -> None:
+        """A new attempt of all that is under way, over `rails`: what the last one made of the residuals is dropped."""
+        assert self._options.retry, "this reducer keeps nothing to try again with"
+        assert rails is None or rails.total == self._total, (rails, self._total)
+        self.rails = rails
+        self._draft = Draft(self._feedback) if self._feedback else None
+
+    def again(self, under_way: "UnderWay") -> None:
+        """Send once more what `begin` sent, after `renew`; then `finish` it again. Same regions, same bits."""
+        under_way.error = None
+        under_way.exchanges.clear()
+        for number in range(len(under_way.segments)):
+            self._cross(under_way, number)
+
+    def commit(self, under_way: Iterable["UnderWay"]) -> None:
+        """What is under way has come to a good end: the residuals count, and nothing is kept to repeat it with."""
+        if self._draft is not None:
+            self._draft.commit()
+        for each in under_way:
+            for segment in each.segments:
+                if segment.retained is not None:
+                    self._buffers.give(segment.retained)
+                    segment.retained = None
 
     def owned(self, elements: int) -> list[tuple[int, int]]:
         """(first element, elements) of the pieces of a tensor of `elements` that this rank encodes, hence owns residuals of."""
         return [
-            (segment.shard_first, segment.shard.numel()) for segment in self._segments(torch.empty(elements))
+            (shard.first, shard.out.numel()) for segment in self._segments(torch.empty(elements)) for shard in segment.shards
         ]
 
     def state_dict(self) -> dict[str, Any]:
@@ -157,77 +217,107 @@ class HierarchicalReducer:
             self._feedback.load_state_dict(state["feedback"])
         self._epochs = dict(state["epochs"])
 
-    def _scale(self, rail: Rail | None, weights: Sequence[float] | None) -> float:
-        if not self._options.average:
-            return 1.0
-        return 1.0 / (self._ranks * (sum(weights) if weights is not None else (rail.regions if rail else 1)))
+    def _crossing(self) -> Rails | None:
+        return self.rails if self.between_regions and self.rails is not None and len(self.rails.ranks) > 1 else None
 
-    def _exchange_options(self, first: int, rail: Rail, weights: Sequence[float] | None) -> ExchangeOptions:
-        return ExchangeOptions(
+    def _cross(self, under_way: "UnderWay", number: int) -> None:
+        """Offer a segment's shards to the other regions; with no other region, bring them to scale."""
+        rails, segment = self._crossing(), under_way.segments[number]
+        if rails is None:
+            scale = 1.0 / self._ranks if self._options.average and not self._options.replicated else 1.0
+            for shard in segment.shards:
+                torch.mul(shard.given, scale, out=shard.out)
+            return
+        if under_way.error is not None:
+            return
+        try:
+            under_way.exchanges[number] = [self._exchange(rails, under_way, number, shard) for shard in segment.shards]
+        except RailError as error:
+            self._fail(under_way, error)
+
+    def _exchange(self, rails: Rails, under_way: "UnderWay", number: int, shard: Shard) -> Exchange:
+        weights, scale = self._weights(rails, under_way.weights)
+        options = ExchangeOptions(
             codec=self._codec,
-            feedback=self._feedback,
-            first=first,
-            seed=self._options.seed * 65537 + self._rank,
-            weights=None if weights is None else tuple(weights),
-            scale=self._scale(rail, weights),
+            feedback=self._draft or self._feedback,
+            first=under_way.first + shard.first,
+            seed=self._options.seed * 65537 + shard.rail,
+            weights=weights,
+            scale=scale,
             flow=_FLOW,
             buffers=self._buffers,
         )
+        tag = message_tag(under_way.tag, under_way.epoch, 0, number)
+        return Exchange(rails.carried[shard.rail], shard.given, tag, options, shard.out)
 
-    def _segments(self, flat: torch.Tensor) -> "list[_Segment]":
+    def _step(self, under_way: "UnderWay", number: int, step: Callable[[Exchange], None]) -> None:
+        try:
+            for exchange in under_way.exchanges.get(number, []):
+                step(exchange)
+        except RailError as error:
+            self._fail(under_way, error)
+
+    def _fail(self, under_way: "UnderWay", error: RailError) -> None:
+        under_way.exchanges.clear()
+        if not self._options.retry:
+            raise error
+        under_way.error = under_way.error or error
+
+    def _weights(self, rails: Rails, weights: tuple[float, ...] | None) -> tuple[tuple[float, ...] | None, float]:
+        """Of the regions' sums, and the scale that makes their sum the mean."""
+        if not self._options.average:
+            return weights, 1.0
+        if weights is None:
+            return None, 1.0 / sum(rails.ranks)
+        if len(set(rails.ranks)) == 1:
+            return weights, 1.0 / (rails.ranks[0] * sum(weights))
+        return tuple(weight / ranks for weight, ranks in zip(weights, rails.ranks, strict=True)), 1.0 / sum(weights)
+
+    def _segments(self, flat: torch.Tensor) -> list[Segment]:
         size = self._options.segment_bytes or min(max(flat.nbytes // 16, 1 << 18), 1 << 22)
-        step = max(1, size // 4 // self._ranks) * self._ranks
-        return [
-            _Segment(flat[start : start + step], start, self._rank, self._ranks)
-            for start in range(0, flat.numel(), step)
-        ]
+        step = max(1, size // 4 // self._total) * self._total
+        place = Place(self._rank, self._ranks, self._total)
+        return [Segment(flat[start : start + step], start, place) for start in range(0, flat.numel(), step)]
 
-    def _reduce_scatter(self, segment: "_Segment") -> None:
-        if self._group is None or self._ranks == 1:
-            return
+    def _reduce_scatter(self, segment: Segment) -> None:
         segment.load()
-        buffer = self._buffers.take(segment.padded.nbytes)
-        arrived = buffer.view(torch.float32)
-        dist.all_to_all_single(arrived, segment.padded, group=self._group)
-        parts = arrived.view(self._ranks, -1)
-        own = segment.own_padded
-        torch.add(parts[0], parts[1], out=own)
-        for part in parts[2:]:
-            own.add_(part)
-        self._buffers.give(buffer)
+        own = segment.own
+        if self._options.retry:
+            segment.retained = self._buffers.take(own.nbytes)
+            own = segment.retained.view(torch.float32)
+        if self._ranks == 1 or self._options.replicated:
+            if self._options.retry:
+                own.copy_(segment.own)
+        else:
+            buffer = self._buffers.take(segment.padded.nbytes)
+            arrived = buffer.view(torch.float32)
+            dist.all_to_all_single(arrived, segment.padded, group=self._group)
+            parts = arrived.view(self._ranks, -1)
+            torch.add(parts[0], parts[1], out=own)
+            for part in parts[2:]:
+                own.add_(part)
+            self._buffers.give(buffer)
+        segment.give(own)
 
-    def _gather(self, segment: "_Segment") -> None:
-        if self._group is None or self._ranks == 1:
-            return
-        dist.all_gather_single(segment.padded, segment.own_padded, group=self._group)
+    def _gather(self, segment: Segment) -> None:
+        if self._ranks > 1:
+            dist.all_gather_single(segment.padded, segment.own, group=self._group)
         segment.store()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UnderWay:
-    """One all-reduce between `begin` and `finish`; `lag` segments lie between an exchange's two steps (R >= 3)."""
+    """One all-reduce between `begin` and `finish`, and with `retry` until `commit`.
 
-    segments: "list[_Segment]"
-    exchanges: list[Exchange]
-    lag: int
+    Attributes:
+        exchanges: Of each segment that has been sent, one a shard.
+        error: The first that any of them met.
+    """
 
-
-class _Segment:
-    """A piece of the tensor, padded to a multiple of the ranks (only the last one may need it)."""
-
-    def __init__(self, view: torch.Tensor, start: int, rank: int, ranks: int) -> None:
-        share = -(-view.numel() // ranks)
-        self._view = view
-        self.padded = view if share * ranks == view.numel() else torch.zeros(share * ranks)
-        self.own_padded = self.padded[rank * share : (rank + 1) * share]
-        low, high = min(rank * share, view.numel()), min((rank + 1) * share, view.numel())
-        self.shard_first = start + low
-        self.shard = self.own_padded[: high - low]
-
-    def load(self) -> None:
-        if self.padded is not self._view:
-            self.padded[: self._view.numel()] = self._view
-
-    def store(self) -> None:
-        if self.padded is not self._view:
-            self._view.copy_(self.padded[: self._view.numel()])
+    segments: list[Segment]
+    tag: int
+    epoch: int
+    first: int
+    weights: tuple[float, ...] | None
+    exchanges: dict[int, list[Exchange]] = field(default_factory=dict)
+    error: RailError | None = None
