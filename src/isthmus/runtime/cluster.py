@@ -69,7 +69,9 @@ def join(plan: Plan | Path | str | None = None, *, timeout_s: float = 120.0) -> 
         world = open_world(environment, flat=strategy.kind == "flat", timeout_s=timeout_s)
         if environment.members is not None and environment.regions > 1 and strategy.kind != "flat":
             rate = strategy.wan_rate_bytes_per_s
-            options = RailOptions(rate_bytes_per_s=rate / environment.world_size if rate else None)
+            options = RailOptions(
+                rate_bytes_per_s=rate / environment.world_size if rate else None, insecure=environment.insecure
+            )
             place = environment.members, environment.region_index, environment.rank
             rail = Rail.open(*place, strategy.streams, timeout_s, options)
         with Metrics(environment.metrics_dir, environment.region, environment.rank, trace=environment.trace) as metrics:

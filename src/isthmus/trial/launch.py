@@ -154,6 +154,7 @@ def _start_rank(tunnel: Tunnel, spec: RunSpec, region: str, rank: int) -> subpro
     environment = rank_environment(tunnel, region, rank, spec.nodes[region]) | {
         "ISTHMUS_REGION": region,
         "ISTHMUS_MEMBERS": str(spec.folder / "members.json"),
+        "ISTHMUS_INSECURE": "1",  # the emulated WAN never leaves this machine
         "ISTHMUS_PLAN": str(spec.plan),
         "ISTHMUS_METRICS": str(spec.folder / "metrics"),
         "ISTHMUS_BLOCKS": spec.blocks,

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.runtime.wan.frames import (
+    HEADER_BYTES,
     CorruptFrameError,
+    Frame,
     Hello,
     StrangerError,
     message_tag,
@@ -16,26 +18,48 @@ from isthmus.runtime.wan.frames import (
     unpack_frame,
     unpack_hello,
 )
-from isthmus.runtime.wan.queues import Outbox, Outgoing, Silence, Ticket
+from isthmus.runtime.wan.outbox import Outbox, Outgoing, Ticket
 from isthmus.runtime.wan.shape import choose_streams
 
 U64 = st.integers(0, 2**64 - 1)
 
 
-@given(tag=U64, offset=st.integers(0, 2**40), more=st.integers(0, 2**40), chunk=st.binary(max_size=100))
-def test_a_header_comes_back_as_it_was_packed(tag, offset, more, chunk):
-    header = pack_frame(tag, offset + len(chunk) + more, offset, memoryview(chunk))
-    frame = unpack_frame(header, "here")
-    assert (frame.tag, frame.total, frame.offset, frame.length) == (tag, offset + len(chunk) + more, offset, len(chunk))
-    assert len(header) == 48
+FRAMES = st.builds(
+    lambda kind, sequence, serial, tag, offset, length, more, check: Frame(
+        kind, sequence, serial, tag, offset + length + more, offset, length, check
+    ),
+    st.just(1), st.integers(0, 2**32 - 1), U64, U64, st.integers(0, 2**40), st.integers(1, 1 << 23), st.integers(0, 2**40), U64,
+)
 
 
-@given(bit=st.integers(0, 48 * 8 - 1))
+@given(FRAMES)
+def test_a_header_comes_back_as_it_was_packed(frame):
+    assert unpack_frame(pack_frame(frame), "here") == frame
+    assert len(pack_frame(frame)) == HEADER_BYTES == 60
+
+
+@given(bit=st.integers(0, 60 * 8 - 1))
 def test_any_flipped_bit_of_a_header_is_found(bit):
-    header = bytearray(pack_frame(77, 1000, 100, memoryview(b"x" * 50)))
+    header = bytearray(pack_frame(Frame(1, 0, 1, 77, 1000, 100, 50, 0)))
     header[bit // 8] ^= 1 << bit % 8
     with pytest.raises(CorruptFrameError, match="rail a/0 to b/0, stream 3"):
         unpack_frame(header, "rail a/0 to b/0, stream 3")
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Frame(1, 0, 1, 7, 100, 60, 50, 0),  # beyond the message's end
+        Frame(1, 0, 1, 7, 2**40, 0, (1 << 23) + 1, 0),  # longer than any chunk
+        Frame(1, 0, 1, 7, 2**60, 0, 50, 0),  # a message larger than any
+        Frame(1, 0, 1, 7, 100, 50, 0, 0),  # nothing, though the message is not empty
+        Frame(3, 0, 0, 0, 100, 0, 50, 0),  # an acknowledgement with a chunk
+        Frame(9, 0, 1, 7, 100, 0, 50, 0),  # of no known kind
+    ],
+)
+def test_a_header_whose_checksum_holds_but_whose_claims_do_not_is_refused(frame):
+    with pytest.raises(CorruptFrameError, match="claims bytes"):
+        unpack_frame(pack_frame(frame), "here")
 
 
 @given(bit=st.integers(0, 10 * 8 - 1))
@@ -54,37 +78,34 @@ def test_different_parts_have_different_tags_of_64_bits(first, second):
 
 
 def message(tag, size):
-    class Stream:
-        sent_at_s = time.monotonic()
-
-    return Outgoing(tag, memoryview(bytes(size)), Ticket(f"tag {tag}", size, Silence(60, [Stream()], "sent_at_s")))
+    return Outgoing(tag, memoryview(bytes(size)), Ticket(f"tag {tag}", size, 60, time.monotonic))
 
 
 def test_a_small_message_waits_for_one_chunk_of_the_other_flow_at_most():
     outbox = Outbox(streams=2)
+    slot = outbox.join()
     outbox.put(1, message(1, 64_000_000))
     chunk = 1 << 18
     for _ in range(5):
-        assert outbox.take(chunk)[0].tag == 1
+        assert outbox.take(slot, chunk, 1).message.tag == 1
     outbox.put(2, message(2, 1000))
-    assert 2 in [outbox.take(chunk)[0].tag for _ in range(2)]
+    assert 2 in [outbox.take(slot, chunk, 1).message.tag for _ in range(2)]
 
 
 def test_messages_of_one_flow_go_in_order_and_every_byte_once():
     outbox = Outbox(streams=3)
+    slot = outbox.join()
     sizes = [100_000, 1, 0, 70_001]
     for tag, size in enumerate(sizes):
         outbox.put(9, message(tag, size))
     outbox.close()
     order, covered = [], {tag: 0 for tag in range(4)}
-    while (work := outbox.take(1 << 15)) is not None:
-        taken, offset, chunk = work
-        assert offset == covered[taken.tag]
-        covered[taken.tag] += chunk.nbytes
-        order.append(taken.tag)
-        outbox.sent(taken, chunk.nbytes)
-        if not outbox.pending():
-            break
+    while (chunk := outbox.take(slot, 1 << 15, 1)) != "end":
+        assert chunk.offset == covered[chunk.message.tag]
+        covered[chunk.message.tag] += chunk.view.nbytes
+        order.append(chunk.message.tag)
+        outbox.handed(chunk)
+        outbox.acknowledge(slot, len(order), "here")
     assert order == sorted(order)
     assert list(covered.values()) == sizes
 

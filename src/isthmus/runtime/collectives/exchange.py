@@ -175,7 +175,7 @@ class Exchange:
         if rail.regions == 2:
             theirs = self._decoded(1 - rail.region, shard.numel())
             for ticket in self._sends:
-                ticket.wait()
+                ticket.release()
             mine = self._own(shard.numel())
             self._weighted_sum([mine, theirs] if rail.region == 0 else [theirs, mine], out)
         elif rail.regions > 2:
@@ -185,7 +185,7 @@ class Exchange:
                     self._own(part.numel()) if region == rail.region else self._decoded(region, part.numel())
                 )
                 for ticket in self._sends:
-                    ticket.wait()
+                    ticket.release()
                 out[self._bounds[region] : self._bounds[region + 1]].copy_(value)
         else:
             self._weighted_sum([shard], out)

@@ -1,31 +1,32 @@
-"""Opening the streams of a rail: who connects to whom, the hello both ways, and the refusal of strangers.
+"""Opening streams: what a rank knows when it calls, the call itself, and what it may take for the expected member.
 
 The region with the higher number connects to the lower one's address. Both say who they are; whoever is not the expected
-member of the same federation is refused with a reason, which is printed on both sides' stderr or raised.
+member of the same federation and generation is refused with a reason, which is printed on the one side and raised on the
+other.
 """
 
+import contextlib
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from isthmus.runtime.environment import Members, split_address
+from isthmus.runtime.wan.door import HELLO_S_MAX, receiver
 from isthmus.runtime.wan.frames import (
-    HELLO_BYTES,
     Hello,
     PeerLostError,
     StrangerError,
     federation_id,
     pack_hello,
-    unpack_hello,
+    read_hello,
 )
-from isthmus.runtime.wan.streams import open_listener, prepare
+from isthmus.runtime.wan.streams import PlainStream, prepare
+from isthmus.runtime.wan.tls import Identity, TlsStream, greet, peer_region
 
-__all__ = ["Opening", "open_streams"]
+__all__ = ["Call", "Opening"]
 
-HELLO_S_MAX = 5.0
 RETRY_S = 0.05
 
 
@@ -34,12 +35,16 @@ class Opening:
     """What one rank needs to open its rail; `congestion` and `pace_bytes_per_s` as in `streams.prepare`."""
 
     members: Members
+    federation: bytes
+    generation: int
+    instance: int
     region: int
     rail: int
     streams: int
     timeout_s: float
     congestion: str
     pace_bytes_per_s: float | None
+    identity: Identity | None
 
     def name(self, region: int) -> str:
         """`region/rail`, for messages."""
@@ -48,224 +53,118 @@ class Opening:
     def hello(self, to_region: int, stream: int) -> Hello:
         """What this rank says first on that stream."""
         return Hello(
-            federation=federation_id(self.members),
+            federation=self.federation,
+            members=int.from_bytes(federation_id(self.members)[:8], "little"),
+            generation=self.generation,
+            instance=self.instance,
             region=self.region,
             to_region=to_region,
             rail=self.rail,
             stream=stream,
             streams=self.streams,
+            text=self.members.regions[self.region].name,
         )
 
     def address(self, region: int) -> tuple[str, int]:
         """Where this rail of `region` listens."""
-        return split_address(self.members.regions[region].rails[self.rail])
+        return split_address(self.members.regions[region].address(self.rail))
 
+    def prepare(self, wire: PlainStream) -> None:
+        """Set the options of an accepted stream."""
+        wire.prepare(self.congestion, self.timeout_s, self.pace_bytes_per_s)
 
-def open_streams(opening: Opening) -> dict[tuple[int, int], socket.socket]:
-    """Sockets by (region, stream), every one past its hello.
-
-    Raises:
-        PeerLostError: Some member did not come within `timeout_s`; the message lists who, and who was refused meanwhile.
-        StrangerError: The other end refused us, or is not who it should be.
-    """
-    state = _State(opening)
-    while missing := state.missing():  # again where a stream died while others were awaited
-        threads = [
-            threading.Thread(target=state.run, args=(state.connect, region, stream), daemon=True)
-            for region, stream in missing
-            if region < opening.region
-        ]
-        if any(region > opening.region for region, _ in missing):
-            threads.append(threading.Thread(target=state.run, args=(state.accept,), daemon=True))
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if state.failure is not None:
-            state.give_up()
-            raise state.failure
-    return state.sockets
-
-
-class _State:
-    def __init__(self, opening: Opening) -> None:
-        self.opening = opening
-        self.sockets: dict[tuple[int, int], socket.socket] = {}
-        self.failure: Exception | None = None
-        self.refused: list[str] = []
-        self.closed = False
-        self.lock = threading.Lock()
-        self.deadline_s = time.monotonic() + opening.timeout_s
-
-    def run(self, work: Callable[..., None], *args: int) -> None:
-        try:
-            work(*args)
-        except (OSError, PeerLostError, StrangerError) as error:
-            with self.lock:
-                self.failure = self.failure or error
-
-    def missing(self) -> list[tuple[int, int]]:
-        """The (region, stream) still to be opened; dead streams are dropped first. With none, nothing is taken in any more."""
-        opening = self.opening
-        with self.lock:
-            for key in [key for key, sock in self.sockets.items() if not _alive(sock)]:
-                self.sockets.pop(key).close()
-            wanted = [
-                (region, stream)
-                for region in range(len(opening.members.regions))
-                for stream in range(opening.streams)
-                if region != opening.region and (region, stream) not in self.sockets
-            ]
-            self.closed = not wanted
-            return wanted
-
-    def give_up(self) -> None:
-        with self.lock:
-            self.closed = True
-            for sock in self.sockets.values():
-                sock.close()
-
-    def left_s(self) -> float:
-        return 0.0 if self.failure is not None else self.deadline_s - time.monotonic()
-
-    def connect(self, region: int, stream: int) -> None:
-        opening, (host, port) = self.opening, self.opening.address(region)
-        who = f"{opening.name(region)} at {host}:{port}"
-        last: OSError | None = None
-        while self.left_s() > 0:
-            sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-            try:
-                prepare(sock, opening.congestion, opening.timeout_s, opening.pace_bytes_per_s)
-                sock.settimeout(max(0.01, self.left_s()))
-                sock.connect((host, port))
-                sock.sendall(pack_hello(opening.hello(region, stream)))
-                answer = _read_hello(sock, who)
-                self._check_answer(answer, region, stream, who)
-            except OSError as error:
-                sock.close()
-                last = error
-                time.sleep(RETRY_S)
-                continue
-            except BaseException:
-                sock.close()
-                raise
-            with self.lock:
-                self.sockets[region, stream] = sock
-            return
-        if self.failure is None:
-            raise PeerLostError(
-                f"{opening.name(opening.region)}: no connection to {who} within {opening.timeout_s:g} s ({last})"
-            )
-
-    def _check_answer(self, answer: Hello, region: int, stream: int, who: str) -> None:
-        if answer.verdict:
-            raise StrangerError(f"{who} refused {self.opening.name(self.opening.region)}: {answer.reason}")
-        expected = replace(self.opening.hello(region, stream), region=region, to_region=self.opening.region)
-        if answer != expected:
-            raise StrangerError(f"{who} is not the expected member: it said {answer}, expected {expected}")
-
-    def accept(self) -> None:
-        opening, (host, port) = self.opening, self.opening.address(self.opening.region)
-        wanted = (len(opening.members.regions) - opening.region - 1) * opening.streams
-        with open_listener(host, port, backlog=wanted + 16) as listener:
-            listener.settimeout(0.1)
-            while self.left_s() > 0 and self._accepted() < wanted:
-                try:
-                    sock, address = listener.accept()
-                except TimeoutError:
-                    continue
-                threading.Thread(
-                    target=self._welcome, args=(sock, f"{address[0]}:{address[1]}"), daemon=True
-                ).start()
-        if self.failure is None and self._accepted() < wanted:
-            missing = [
-                f"{opening.name(region)} ({sum((region, stream) in self.sockets for stream in range(opening.streams))} of"
-                f" {opening.streams} streams)"
-                for region in range(opening.region + 1, len(opening.members.regions))
-                if any((region, stream) not in self.sockets for stream in range(opening.streams))
-            ]
-            refused = f"; refused meanwhile: {'; '.join(self.refused)}" if self.refused else ""
-            raise PeerLostError(
-                f"{opening.name(opening.region)} at {host}:{port}: waited {opening.timeout_s:g} s for "
-                f"{', '.join(missing)}{refused}"
-            )
-
-    def _accepted(self) -> int:
-        with self.lock:
-            return sum(region > self.opening.region for region, _ in self.sockets)
-
-    def _welcome(self, sock: socket.socket, who: str) -> None:
-        opening = self.opening
-        try:
-            sock.settimeout(HELLO_S_MAX)
-            prepare(sock, opening.congestion, opening.timeout_s, opening.pace_bytes_per_s)
-            hello = _read_hello(sock, who)
-            reason = self._objection(hello)
-            if reason:
-                sock.sendall(
-                    pack_hello(replace(opening.hello(hello.region, hello.stream), verdict=1, reason=reason))
-                )
-                raise StrangerError(f"{who}: {reason}")
-            # One step: nothing may go out on a stream before its answer, and a stream without an answer is none. The few
-            # bytes fit a fresh socket's buffer, so this does not wait.
-            with self.lock:
-                if self.closed:
-                    raise StrangerError(f"{who}: the rail is open already")
-                sock.sendall(pack_hello(opening.hello(hello.region, hello.stream)))
-                # A later hello is that of a rank that was started again: the stream before it is dead.
-                before = self.sockets.pop((hello.region, hello.stream), None)
-                self.sockets[hello.region, hello.stream] = sock
-            if before is not None:
-                before.close()
-        except (OSError, StrangerError) as error:
-            sock.close()
-            self.refused.append(f"{who}: {error}")
-            print(
-                f"isthmus: rail {opening.name(opening.region)} refused {who}: {error}",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def _objection(self, hello: Hello) -> str:
-        opening = self.opening
-        mine = opening.hello(hello.region, hello.stream)
-        if hello.federation != mine.federation:
-            return (
-                f"federation {hello.federation.hex()} is not ours, {mine.federation.hex()}; all ranks need the same "
-                "members.json"
-            )
-        if hello.to_region != opening.region or hello.rail != opening.rail:
-            return f"it wants region {hello.to_region} rail {hello.rail}, this is region {opening.region} rail {opening.rail}"
-        if not opening.region < hello.region < len(opening.members.regions):
-            return f"region {hello.region} does not connect to region {opening.region}"
-        if hello.streams != opening.streams or hello.stream >= hello.streams:
-            return f"it opens stream {hello.stream} of {hello.streams}, here rails have {opening.streams} streams"
+    def objection(self, hello: Hello) -> str:
+        """Why the caller with this hello may not join this rail; "" where it may."""
+        mine = self.hello(hello.region, hello.stream)
+        if hello.members != mine.members:
+            return f"generation {hello.generation} has other members here"
+        if hello.to_region != self.region or hello.rail != self.rail:
+            return f"it wants region {hello.to_region} rail {hello.rail}, this is region {self.region} rail {self.rail}"
+        if not self.region < hello.region < len(self.members.regions):
+            return f"region {hello.region} does not connect to region {self.region}"
+        if hello.text != self.members.regions[hello.region].name:
+            return f"region {hello.region} is {self.members.regions[hello.region].name!r} here, not {hello.text!r}"
+        if hello.streams != self.streams or hello.stream >= hello.streams:
+            return f"it opens stream {hello.stream} of {hello.streams}, here rails have {self.streams} streams"
         return ""
 
 
-def _alive(sock: socket.socket) -> bool:
-    """Whether the peer has not ended the stream, as far as the kernel knows; takes nothing from it."""
-    sock.setblocking(False)
-    try:
-        return sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+class Call:
+    """One stream being opened to a lower region; `cancel` from another thread ends it at once."""
 
+    def __init__(self, opening: Opening, region: int, stream: int) -> None:
+        self._opening, self._region, self._stream = opening, region, stream
+        host, port = opening.address(region)
+        self.who = f"{opening.name(region)} at {host}:{port}"
+        self._cancelled = threading.Event()
+        self._socket: socket.socket | None = None
 
-def _read_hello(sock: socket.socket, who: str) -> Hello:
-    hello, length = unpack_hello(_exactly(sock, HELLO_BYTES, who), who)
-    return replace(hello, reason=_exactly(sock, length, who).decode(errors="replace")) if length else hello
+    def cancel(self) -> None:
+        """Let `connect` raise PeerLostError now."""
+        self._cancelled.set()
+        sock = self._socket
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
+    def connect(self, deadline_s: float, refused: Callable[[int], None]) -> tuple[PlainStream | TlsStream, Hello]:
+        """A stream past its hello and the peer's answer. `refused(n)` hears of the n-th time in a row that nobody listened.
 
-def _exactly(sock: socket.socket, size: int, who: str) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        piece = sock.recv(size - len(data))
-        if not piece:
-            raise ConnectionResetError(
-                f"{who} closed the stream after {len(data)} of {size} bytes of its hello"
-            )
-        data += piece
-    return bytes(data)
+        Raises:
+            PeerLostError: Nobody answered until `deadline_s` (monotonic), or the call was cancelled.
+            StrangerError: Somebody else answered, or we were refused.
+        """
+        last: OSError | None = None
+        refusals = 0
+        while time.monotonic() < deadline_s and not self._cancelled.is_set():
+            host, _ = self._opening.address(self._region)
+            sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+            self._socket = sock
+            try:
+                return self._attempt(sock, deadline_s)
+            except OSError as error:
+                sock.close()
+                last = error
+                refusals = refusals + 1 if isinstance(error, ConnectionRefusedError) else 0
+                if refusals:
+                    refused(refusals)
+            except BaseException:
+                sock.close()
+                raise
+            self._cancelled.wait(RETRY_S)
+        me = self._opening.name(self._opening.region)
+        raise PeerLostError(f"{me}: no connection to {self.who} in time ({last})")
+
+    def _attempt(self, sock: socket.socket, deadline_s: float) -> tuple[PlainStream | TlsStream, Hello]:
+        opening = self._opening
+        prepare(sock, opening.congestion, opening.timeout_s, opening.pace_bytes_per_s)
+        sock.settimeout(max(0.01, deadline_s - time.monotonic()))
+        sock.connect(opening.address(self._region))
+        wire = PlainStream(sock)
+        wire.deadline_s = min(deadline_s, time.monotonic() + HELLO_S_MAX)
+        stream: PlainStream | TlsStream = wire
+        if opening.identity is not None:
+            stream = greet(wire, opening.identity, calling=True, who=self.who)
+            name, expected = peer_region(stream, self.who), opening.members.regions[self._region].name
+            if name != expected:
+                raise StrangerError(f"{self.who} holds the certificate of region {name!r}")
+        stream.send((pack_hello(opening.hello(self._region, self._stream)),))
+        wire.deadline_s = deadline_s  # the peer answers once its own rail is opened
+        answer = read_hello(receiver(stream), self.who)
+        wire.deadline_s = None
+        self._check(answer)
+        return stream, answer
+
+    def _check(self, answer: Hello) -> None:
+        opening = self._opening
+        if answer.verdict:
+            raise StrangerError(f"{self.who} refused {opening.name(opening.region)}: {answer.text}")
+        expected = replace(
+            opening.hello(self._region, self._stream),
+            region=self._region,
+            to_region=opening.region,
+            instance=answer.instance,
+            text=opening.members.regions[self._region].name,
+        )
+        if answer != expected:
+            raise StrangerError(f"{self.who} is not the expected member: it said {answer}, expected {expected}")

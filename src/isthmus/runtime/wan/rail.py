@@ -1,45 +1,37 @@
 """The WAN transport: a rail joins one rank to the rank of the same number in every other region.
 
-Each pair of regions has `streams` TCP connections a rail. A message is cut into chunks; whichever stream is free takes the
-next chunk, so a slow stream carries less and never holds the others back. Every stream has a sender and a receiver
-thread that block in the kernel outside the interpreter lock; payload goes from the caller's buffer to the socket and from
-the socket into the caller's buffer without a copy in Python.
-
-What this leaves out: encryption, and sending a lost stream's chunks again on another (a lost stream breaks its link).
+Each pair of regions has `streams` TCP connections a rail, in the clear or inside TLS. A message is cut into chunks; whichever
+stream is free takes the next chunk, so a slow stream carries less and never holds the others back. The peer acknowledges what
+it holds; what a broken stream had not delivered goes again on another, and lands once. Every stream has a sender and a
+receiver thread that block in the kernel outside the interpreter lock; in the clear, payload goes from the caller's buffer to
+the socket and from the socket into the caller's buffer without a copy in Python.
 """
 
-import contextlib
-import socket
+import secrets
 import threading
 import time
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from isthmus.runtime.environment import Members
 from isthmus.runtime.hashing import bytes_of
-from isthmus.runtime.wan.frames import (
-    BYE,
-    HEADER_BYTES,
-    CorruptFrameError,
-    Frame,
-    PeerLostError,
-    RailError,
-    chunk_check,
-    pack_bye,
-    pack_frame,
-    unpack_frame,
-)
-from isthmus.runtime.wan.opening import Opening, open_streams
-from isthmus.runtime.wan.queues import Inbox, Outbox, Outgoing, Silence, Ticket
-from isthmus.runtime.wan.streams import Kernel, PlainStream, congestion_available
+from isthmus.runtime.wan.door import Door, Newcomer, demand_keys
+from isthmus.runtime.wan.frames import PeerLostError, RailError, federation_id
+from isthmus.runtime.wan.link import Link, LinkOptions
+from isthmus.runtime.wan.opening import Opening
+from isthmus.runtime.wan.outbox import Outgoing, Ticket
+from isthmus.runtime.wan.streams import buffer_limits, congestion_available
+from isthmus.runtime.wan.tls import Identity
 
 __all__ = ["LinkUse", "Rail", "RailOptions", "Ticket"]
 
-PAYLOAD = 1448 / 1500  # of an IP packet, at the usual MTU and with TCP time stamps
+PAYLOAD: Final = 1448 / 1500  # of an IP packet, at the usual MTU and with TCP time stamps
 # Paced at exactly the share, a stream that once fell behind never catches up and the link runs short; with this much more
 # the queue grows by a tenth of the rate at most until the congestion control holds it.
-PACE = 1.1
+PACE: Final = 1.1
+WATCH_S_MAX: Final = 0.1
 Buffer = torch.Tensor | memoryview | bytearray | bytes
 
 
@@ -52,14 +44,23 @@ class RailOptions:
             that or fails; "" leaves the route's.
         rate_bytes_per_s: This rail's share of the link's rate to another region, in IP bytes, where it is known: its streams
             are then paced to it. None: the congestion control finds out.
-        chunk_bytes_max: The most that one stream sends before flows take turns; slow streams send less at a time.
+        chunk_bytes_max: The most that one stream sends before flows take turns; slow streams send less at a time; <= 8 MiB.
         early_bytes_max: Bytes kept, a peer, of messages not asked for yet.
+        detect_s: A peer of whom nothing is heard for so long is lost, whether or not anybody waits for it. It must exceed the
+            longest time for which one process keeps all its threads from running.
+        heartbeat_s: A stream without work says so often that it lives; None: a fifth of `detect_s`.
+        identity: Keys for TLS, for a rail without a door of its own to be given; a door brings its own.
+        insecure: Plain TCP is allowed beyond the loopback interface.
     """
 
     congestion: str | None = None
     rate_bytes_per_s: float | None = None
     chunk_bytes_max: int = 1 << 20
     early_bytes_max: int = 1 << 26
+    detect_s: float = 5.0
+    heartbeat_s: float | None = None
+    identity: Identity | None = None
+    insecure: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +68,9 @@ class LinkUse:
     """What one link did since it was opened; of all its streams together.
 
     Attributes:
-        payload_bytes_sent, payload_bytes_received: Messages' bytes.
-        frame_bytes_sent, frame_bytes_received: The same with frame headers; TCP/IP headers are below us.
+        payload_bytes_sent, payload_bytes_received: Messages' bytes, sent again or not.
+        frame_bytes_sent, frame_bytes_received: The same with frame headers; TLS and TCP/IP are below us.
+        control_bytes_sent: Acknowledgements, signs of life and goodbyes.
         frames_sent, frames_received: Data frames.
         busy_s: Time during which something was waiting to be sent or being sent.
         goodput_bytes_per_s: payload_bytes_sent / busy_s; 0 before anything was sent.
@@ -76,7 +78,12 @@ class LinkUse:
         early_bytes_peak: The most that was kept of messages nobody had asked for yet.
         rtt_s: Smoothed round trip, mean of the streams; `rtt_s_min` the least of the last minutes.
         retransmits: Segments.
+        streams_lost, chunks_resent, chunks_again: Streams that broke; chunks sent again for it; chunks that came again.
+        encrypted: Inside TLS 1.3.
         send_buffer_bytes_max: The largest send buffer that the kernel has given a stream.
+        window_bytes_wanted: What one stream must keep in flight to fill its share of the rate; None where that is not known.
+        window_bytes_limit: What this kernel allows a stream to keep in flight (net.ipv4.tcp_wmem, tcp_rmem, net.core.*mem_max).
+        buffer_limited_s: Time for which streams were held back by their send buffers.
         congestion: Congestion control in force.
     """
 
@@ -84,6 +91,7 @@ class LinkUse:
     payload_bytes_received: int
     frame_bytes_sent: int
     frame_bytes_received: int
+    control_bytes_sent: int
     frames_sent: int
     frames_received: int
     busy_s: float
@@ -93,28 +101,45 @@ class LinkUse:
     rtt_s: float
     rtt_s_min: float
     retransmits: int
+    streams_lost: int
+    chunks_resent: int
+    chunks_again: int
+    encrypted: bool
     send_buffer_bytes_max: int
+    window_bytes_wanted: float | None
+    window_bytes_limit: int
+    buffer_limited_s: float
     congestion: str
 
 
 class Rail:
     """This rank's links to the same rail of every other region. Open it with `Rail.open`; safe from several threads."""
 
-    def __init__(
-        self, opening: Opening, options: RailOptions, sockets: dict[tuple[int, int], socket.socket]
-    ) -> None:
+    def __init__(self, opening: Opening, options: RailOptions, door: Door, *, owns_door: bool) -> None:
         self.region, self.regions = opening.region, len(opening.members.regions)
         self.names = tuple(region.name for region in opening.members.regions)
-        self.timeout_s = opening.timeout_s
-        self._links: dict[int, _Link] = {}
-        for peer in range(self.regions):
-            if peer != self.region:
-                name = f"rail {opening.name(self.region)} to {opening.name(peer)}"
-                streams = [PlainStream(sockets[peer, number]) for number in range(opening.streams)]
-                self._links[peer] = _Link(name, streams, options, opening.timeout_s)
+        self.timeout_s, self.generation = opening.timeout_s, opening.generation
+        self._opening, self._door, self._owns_door = opening, door, owns_door
+        heartbeat_s = options.heartbeat_s or options.detect_s / 5
+        pace = opening.pace_bytes_per_s
+        link_options = LinkOptions(
+            heartbeat_s=heartbeat_s,
+            detect_s=options.detect_s,
+            chunk_bytes_max=options.chunk_bytes_max,
+            early_bytes_max=options.early_bytes_max,
+            window_bytes_per_s=None if pace is None else pace / PACE,
+        )
+        others = [peer for peer in range(self.regions) if peer != self.region]
+        self._links = {peer: Link(opening, peer, link_options) for peer in others}
+        self._detect_s = options.detect_s
+        self._watch_s = min(WATCH_S_MAX, heartbeat_s / 2)
+        self._closing = threading.Event()
+        self._watcher = threading.Thread(
+            target=self._watch, daemon=True, name=f"rail {opening.name(self.region)} watch"
+        )
 
     @classmethod
-    def open(
+    def open(  # noqa: PLR0913 - the first six are the place, the last two the grouping
         cls,
         members: Members,
         region_index: int,
@@ -122,46 +147,118 @@ class Rail:
         streams: int = 4,
         timeout_s: float = 30.0,
         options: RailOptions | None = None,
+        *,
+        generation: int = 0,
+        door: Door | None = None,
     ) -> "Rail":
         """Connect rail `rail_index` of region `region_index` with its peers; all of them must call this within the time-out.
 
         Args:
-            members: All regions, equal on every rank.
+            members: The regions that take part, equal on every rank.
             region_index: Number of this rank's region in `members`.
-            rail_index: This rank's number in its region.
-            streams: TCP connections to each other region; see `transport_shape.choose_streams`.
-            timeout_s: To open; then, silence after which a peer counts as lost while something is expected of it, or
-                while it takes nothing. Must exceed the time by which one region may lag behind another.
-            options: Congestion control, chunk size and memory; None takes the defaults.
+            rail_index: Which rail.
+            streams: TCP connections to each other region; see `shape.choose_streams`.
+            timeout_s: To open; then, time without a byte after which a peer counts as lost for whoever waits for a message,
+                although it shows signs of life. Must exceed the time by which one region may lag behind another.
+            options: Congestion control, chunk size, memory and detection; None takes the defaults.
+            generation: Which grouping of regions this is; all of them must name the same.
+            door: This rank's door; None opens one for this rail alone.
 
         Raises:
             PeerLostError: A member did not come in time.
             StrangerError: Somebody else answered, or we were refused.
             RailError: The kernel refuses the congestion control asked for by name.
+            InputError: A member is beyond loopback, and there are neither keys nor leave to go without.
             OSError: The rail's own address cannot be bound.
         """
         options = options or RailOptions()
-        congestion = options.congestion
-        if congestion is None:
-            congestion = "bbr" if congestion_available("bbr") else ""
-        elif congestion and not congestion_available(congestion):
-            raise RailError(
-                f"this kernel does not let us choose the congestion control {congestion!r}; "
-                "see sysctl net.ipv4.tcp_allowed_congestion_control"
-            )
+        congestion = _congestion(options.congestion)
+        identity = door.identity if door is not None else options.identity
+        demand_keys([region.address(rail_index) for region in members.regions], identity, options.insecure)
+        owns_door = door is None
+        if door is None:
+            own = members.regions[region_index].address(rail_index)
+            door = Door(own, federation_id(members), region_index, identity, insecure=options.insecure)
         opening = Opening(
             members=members,
+            federation=door.federation,
+            generation=generation,
+            instance=secrets.randbits(64),
             region=region_index,
             rail=rail_index,
             streams=streams,
             timeout_s=timeout_s,
             congestion=congestion,
             pace_bytes_per_s=None if options.rate_bytes_per_s is None else PACE * options.rate_bytes_per_s * PAYLOAD / streams,
+            identity=identity,
         )
-        return cls(opening, options, open_streams(opening))
+        rail = cls(opening, options, door, owns_door=owns_door)
+        try:
+            rail._connect()
+        except BaseException as error:
+            rail.abort(RailError(f"rail {opening.name(region_index)} did not open: {error}"))
+            rail.close()
+            raise
+        return rail
+
+    def _connect(self) -> None:
+        """Start to listen and to call, and wait until every stream is open."""
+        started_s = time.monotonic()
+        deadline_s = started_s + self.timeout_s
+        refusals_before = len(self._door.refusals)
+        self._watcher.start()
+        self._door.claim(self.generation, self._opening.rail, self._take)
+        for link in self._links.values():
+            link.call(deadline_s)
+        while any(link.missing() for link in self._links.values()) or not all(
+            [link.settle() for link in self._links.values()]
+        ):
+            for link in self._links.values():
+                if link.error is not None:
+                    raise link.error
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise PeerLostError(self._who_is_missing(refusals_before))
+            waiting = next((link for link in self._links.values() if link.missing()), None)
+            if waiting is not None:
+                with waiting.changed:
+                    if waiting.error is None and not all(waiting.lanes):
+                        waiting.changed.wait(min(left_s, 0.1))
+
+    def _who_is_missing(self, refusals_before: int) -> str:
+        opening = self._opening
+        missing = [
+            f"{opening.name(peer)} ({opening.streams - len(link.missing())} of {opening.streams} streams)"
+            for peer, link in self._links.items()
+            if link.missing()
+        ]
+        refusals = list(self._door.refusals)[min(refusals_before, len(self._door.refusals) - 1) :]
+        refused = f"; refused meanwhile: {'; '.join(refusals)}" if refusals else ""
+        return (
+            f"{opening.name(self.region)} at {self._door.address}: waited {self.timeout_s:g} s for "
+            f"{', '.join(missing)}{refused}"
+        )
+
+    def _take(self, newcomer: Newcomer) -> str:
+        reason = self._opening.objection(newcomer.hello)
+        return reason or self._links[newcomer.hello.region].take(newcomer)
+
+    def _watch(self) -> None:
+        before_s = time.monotonic()
+        while not self._closing.wait(self._watch_s):
+            now_s = time.monotonic()
+            stood_still = now_s > before_s + self._watch_s + max(self._detect_s / 4, 0.5)
+            for link in self._links.values():
+                if stood_still:
+                    link.forgive(now_s)
+                link.watch(now_s)
+            before_s = now_s
 
     def send(self, peer: int, tag: int, buffer: Buffer, flow: int | None = None) -> Ticket:
-        """Queue a message to region `peer`; `buffer` must stay as it is until the ticket is done.
+        """Queue a message to region `peer`; `buffer` must stay as it is until the ticket is done, or released.
+
+        The ticket is done once the peer has acknowledged the message. What is on its way to us from that peer beyond
+        `early_bytes_max` must be asked for first: acknowledgements come behind it.
 
         Args:
             peer: Number of the region.
@@ -170,7 +267,7 @@ class Rail:
             flow: Messages of one flow go in the order they were queued; flows take turns. None: a flow of its own.
         """
         link, view = self._links[peer], _view(buffer)
-        ticket = Ticket(f"{link.name}, sending tag {tag:#x}", view.nbytes, link.sending)
+        ticket = Ticket(f"{link.name}, sending tag {tag:#x}", view.nbytes, self.timeout_s, link.sending_s)
         link.outbox.put(tag if flow is None else flow, Outgoing(tag, view, ticket))
         return ticket
 
@@ -179,31 +276,78 @@ class Rail:
         link, view = self._links[peer], _view(into)
         if view.readonly:
             raise TypeError(f"{link.name}: tag {tag:#x} cannot be received into read-only memory")
-        ticket = Ticket(f"{link.name}, receiving tag {tag:#x}", view.nbytes, link.hearing)
+        ticket = Ticket(f"{link.name}, receiving tag {tag:#x}", view.nbytes, self.timeout_s, link.hearing_s)
         link.inbox.post(tag, view, ticket)
         return ticket
 
     def flush(self) -> None:
-        """Wait until all queued messages were handed to the kernel."""
+        """Wait until all queued messages were acknowledged."""
         for link in self._links.values():
             for ticket in link.outbox.pending():
                 ticket.wait()
 
+    def abort(self, error: RailError) -> None:
+        """Break all links now: everybody who waits on this rail gets `error`. `close` is quick after it."""
+        for link in self._links.values():
+            link.fail(error)
+
+    @property
+    def errors(self) -> dict[str, RailError]:
+        """The links that have failed, by the peer region's name, with why."""
+        return {self.names[peer]: link.error for peer, link in self._links.items() if link.error is not None}
+
     def counters(self) -> dict[str, LinkUse]:
         """What each link did, by the peer region's name."""
-        return {self.names[peer]: link.use() for peer, link in self._links.items()}
+        return {self.names[peer]: self._use(link) for peer, link in self._links.items()}
+
+    def _use(self, link: Link) -> LinkUse:
+        (kernel, lost), busy_s = link.kernels(), link.outbox.busy_so_far_s()
+        payload = sum(counts.payload_bytes for counts in link.sent)
+        return LinkUse(
+            payload_bytes_sent=payload,
+            payload_bytes_received=sum(counts.payload_bytes for counts in link.received),
+            frame_bytes_sent=sum(counts.frame_bytes for counts in link.sent),
+            frame_bytes_received=sum(counts.frame_bytes for counts in link.received),
+            control_bytes_sent=sum(counts.control_bytes for counts in link.sent),
+            frames_sent=sum(counts.frames for counts in link.sent),
+            frames_received=sum(counts.frames for counts in link.received),
+            busy_s=busy_s,
+            goodput_bytes_per_s=payload / busy_s if busy_s else 0.0,
+            stall_s=link.inbox.held_s,
+            early_bytes_peak=link.inbox.early_bytes_peak,
+            rtt_s=sum(stream.rtt_s for stream in kernel) / max(len(kernel), 1),
+            rtt_s_min=min((stream.rtt_s_min for stream in kernel), default=0.0),
+            retransmits=lost + sum(stream.retransmits for stream in kernel),
+            streams_lost=link.streams_lost,
+            chunks_resent=link.outbox.chunks_resent,
+            chunks_again=link.inbox.chunks_again,
+            encrypted=self._opening.identity is not None,
+            send_buffer_bytes_max=max((stream.send_buffer_bytes for stream in kernel), default=0),
+            window_bytes_wanted=link.window_bytes(),
+            window_bytes_limit=buffer_limits().window_bytes,
+            buffer_limited_s=sum(stream.buffer_limited_s for stream in kernel),
+            congestion=kernel[0].congestion if kernel else "",
+        )
 
     def wan_bytes_sent(self) -> int:
-        """Payload and frame header bytes sent to all other regions so far."""
-        return sum(counts.frame_bytes for link in self._links.values() for counts in link.sent)
+        """Payload, frame header and control bytes sent to all other regions so far."""
+        return sum(
+            counts.frame_bytes + counts.control_bytes for link in self._links.values() for counts in link.sent
+        )
 
     def close(self) -> None:
-        """Send what is queued, say goodbye, and end; never waits longer than the time-out."""
+        """Let the peers have what is queued, say goodbye, and end, within the time-out; at once after `abort`."""
         for link in self._links.values():
             link.outbox.close()
         deadline_s = time.monotonic() + self.timeout_s
         for link in self._links.values():
             link.close(deadline_s)
+        self._door.unclaim(self.generation, self._opening.rail)
+        self._closing.set()
+        if self._watcher.is_alive():
+            self._watcher.join(2.0)
+        if self._owns_door:
+            self._door.close()
 
     def __enter__(self) -> "Rail":
         return self
@@ -212,149 +356,15 @@ class Rail:
         self.close()
 
 
-@dataclass(slots=True)
-class _Counts:
-    payload_bytes: int = 0
-    frame_bytes: int = 0
-    frames: int = 0
-
-    def add(self, payload: int) -> None:
-        self.payload_bytes += payload
-        self.frame_bytes += payload + HEADER_BYTES
-        self.frames += 1
-
-
-class _Link:
-    def __init__(self, name: str, streams: list[PlainStream], options: RailOptions, timeout_s: float) -> None:
-        self.name, self.streams = name, streams
-        self.sending = Silence(timeout_s, streams, "sent_at_s")
-        self.hearing = Silence(timeout_s, streams, "heard_at_s")
-        self.outbox = Outbox(len(streams))
-        self._chunk_bytes_max = options.chunk_bytes_max
-        self.inbox = Inbox(name, options.early_bytes_max)
-        self.sent = [_Counts() for _ in streams]
-        self.received = [_Counts() for _ in streams]
-        self._closing = False
-        self._failed = threading.Lock()
-        self._ended = 0
-        self._last: list[Kernel] = [stream.kernel() for stream in streams]
-        self._senders = [
-            threading.Thread(
-                target=self._guard, args=(self._send, number), daemon=True, name=f"{name} out {number}"
-            )
-            for number in range(len(streams))
-        ]
-        self._receivers = [
-            threading.Thread(
-                target=self._guard, args=(self._receive, number), daemon=True, name=f"{name} in {number}"
-            )
-            for number in range(len(streams))
-        ]
-        for thread in self._senders + self._receivers:
-            thread.start()
-
-    def _guard(self, work, number: int) -> None:
-        try:
-            work(number)
-        except RailError as error:
-            self.fail(error)
-        except OSError as error:
-            self.fail(PeerLostError(f"{self.name}: stream {number} broke: {error.strerror or error}"))
-        except Exception as error:  # our bug; it must still not leave anybody waiting
-            self.fail(RailError(f"{self.name}: stream {number} failed: {error!r}"))
-            raise
-
-    def _send(self, number: int) -> None:
-        stream, counts = self.streams[number], self.sent[number]
-        while (work := self.outbox.take(stream.chunk_bytes)) is not None:
-            message, offset, chunk = work
-            stream.send((pack_frame(message.tag, message.view.nbytes, offset, chunk), chunk))
-            counts.add(chunk.nbytes)
-            self.outbox.sent(message, chunk.nbytes)
-            stream.tune(self._chunk_bytes_max)
-        stream.send((pack_bye(),))
-        stream.end()
-
-    def _receive(self, number: int) -> None:
-        stream, counts = self.streams[number], self.received[number]
-        header = memoryview(bytearray(HEADER_BYTES))
-        while True:
-            if stream.receive(header) < HEADER_BYTES:
-                if self._closing:
-                    return
-                raise PeerLostError(f"{self.name}: the peer closed stream {number} without a goodbye")
-            frame = unpack_frame(header, f"{self.name}, stream {number}")
-            if frame.kind == BYE:
-                self._bye()
-                return
-            landing = self.inbox.place(frame)
-            if stream.receive(landing.view) < frame.length:
-                raise PeerLostError(
-                    f"{self.name}: the peer closed stream {number} inside a frame of tag {frame.tag:#x}"
-                )
-            self._prove(frame, landing.view, number)
-            counts.add(frame.length)
-            self.inbox.landed(frame, landing)
-
-    def _prove(self, frame: Frame, chunk: memoryview, number: int) -> None:
-        if chunk_check(chunk) != frame.check:
-            raise CorruptFrameError(
-                f"{self.name}, stream {number}: bytes {frame.offset}+{frame.length} of tag {frame.tag:#x} arrived "
-                "corrupt (their checksum does not hold)"
-            )
-
-    def _bye(self) -> None:
-        with self._failed:
-            self._ended += 1
-            last = self._ended == len(self.streams)
-        if last:
-            self.inbox.end()
-
-    def fail(self, error: RailError) -> None:
-        """Break the link: everything that waits on it gets `error`; the first error stays."""
-        self.outbox.fail(error)
-        self.inbox.fail(error)
-        for stream in self.streams:
-            stream.close()
-
-    def close(self, deadline_s: float) -> None:
-        for thread in self._senders:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
-        self._read_kernel()
-        self._closing = True
-        for thread in self._receivers:
-            thread.join(max(0.0, min(deadline_s, time.monotonic() + 1.0) - time.monotonic()))
-        self.fail(RailError(f"{self.name} is closed"))
-        for thread in self._senders + self._receivers:
-            thread.join(1.0)
-        for stream in self.streams:
-            stream.release()
-
-    def _read_kernel(self) -> list[Kernel]:
-        with contextlib.suppress(OSError):
-            self._last = [stream.kernel() for stream in self.streams]
-        return self._last
-
-    def use(self) -> LinkUse:
-        kernel, busy_s = self._read_kernel(), self.outbox.busy_so_far_s()
-        payload = sum(counts.payload_bytes for counts in self.sent)
-        return LinkUse(
-            payload_bytes_sent=payload,
-            payload_bytes_received=sum(counts.payload_bytes for counts in self.received),
-            frame_bytes_sent=sum(counts.frame_bytes for counts in self.sent),
-            frame_bytes_received=sum(counts.frame_bytes for counts in self.received),
-            frames_sent=sum(counts.frames for counts in self.sent),
-            frames_received=sum(counts.frames for counts in self.received),
-            busy_s=busy_s,
-            goodput_bytes_per_s=payload / busy_s if busy_s else 0.0,
-            stall_s=self.inbox.held_s,
-            early_bytes_peak=self.inbox.early_bytes_peak,
-            rtt_s=sum(stream.rtt_s for stream in kernel) / len(kernel),
-            rtt_s_min=min(stream.rtt_s_min for stream in kernel),
-            retransmits=sum(stream.retransmits for stream in kernel),
-            send_buffer_bytes_max=max(stream.send_buffer_bytes for stream in kernel),
-            congestion=kernel[0].congestion,
+def _congestion(name: str | None) -> str:
+    if name is None:
+        return "bbr" if congestion_available("bbr") else ""
+    if name and not congestion_available(name):
+        raise RailError(
+            f"this kernel does not let us choose the congestion control {name!r}; "
+            "see sysctl net.ipv4.tcp_allowed_congestion_control"
         )
+    return name
 
 
 def _view(buffer: Buffer) -> memoryview:

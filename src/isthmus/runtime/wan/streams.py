@@ -1,6 +1,6 @@
 """One TCP stream between two ranks: its socket options, whole reads and writes, and what the kernel knows about it.
 
-`Stream` is the seam for TLS: whatever has the same `send`, `receive`, `close` and `kernel` can stand in its place.
+`Stream` is the seam: in the clear (`PlainStream`, here) or inside TLS (`tls.TlsStream`).
 """
 
 import contextlib
@@ -10,9 +10,11 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Final, Protocol
 
-__all__ = ["Kernel", "PlainStream", "Stream", "congestion_available", "open_listener", "prepare"]
+__all__ = ["BufferLimits", "Kernel", "PlainStream", "Stream", "buffer_limits", "congestion_available", "open_listener", "prepare"]
 
 TCP_RTO_MAX_MS: Final = 44
 SO_MAX_PACING_RATE: Final = 47
@@ -66,12 +68,24 @@ class Stream(Protocol):
         """Fit `chunk_bytes` to what the stream delivers."""
         ...
 
+    def fit_buffers(self, window_bytes: float) -> None:
+        """Make room for `window_bytes` in flight."""
+        ...
+
     def kernel(self) -> Kernel:
         """The kernel's figures."""
         ...
 
+    def end(self) -> None:
+        """Say that nothing more will be sent."""
+        ...
+
     def close(self) -> None:
         """End it both ways; threads inside `send` and `receive` return or raise OSError."""
+        ...
+
+    def release(self) -> None:
+        """Give the descriptor back, once its threads have ended."""
         ...
 
 
@@ -80,11 +94,15 @@ class PlainStream:
 
     Both calls block in the kernel for a whole chunk (MSG_WAITALL), so Python runs once a chunk and not once a packet. The
     socket time-outs of `POLL_S` only let `sent_at_s` and `heard_at_s` show progress and a closing rail be noticed.
+
+    Attributes:
+        deadline_s: While a stream is being opened: the monotonic time after which `send` and `receive` raise TimeoutError.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._closed = False
+        self.deadline_s: float | None = None
         self.sent_at_s = self.heard_at_s = time.monotonic()
         self.chunk_bytes = CHUNK_BYTES_FIRST
         self._tuned_at_s = 0.0
@@ -102,6 +120,7 @@ class PlainStream:
             except BlockingIOError:
                 if self._closed:
                     raise OSError(errno.ESHUTDOWN, "the rail is closing") from None
+                self._check_deadline()
                 continue
             self.sent_at_s = time.monotonic()
             while views and count >= views[0].nbytes:
@@ -113,17 +132,28 @@ class PlainStream:
         """Fill `into` from the kernel; fewer bytes only at the end of the stream."""
         done = 0
         while done < into.nbytes:
-            try:
-                count = self._socket.recv_into(into[done:], 0, socket.MSG_WAITALL)
-            except BlockingIOError:
-                if self._closed:
-                    return done
-                continue
+            count = self.receive_some(into[done:], socket.MSG_WAITALL)
             if count == 0:
                 return done
             done += count
-            self.heard_at_s = time.monotonic()
         return done
+
+    def receive_some(self, into: memoryview, flags: int = 0) -> int:
+        """Put what the kernel has into `into`, waiting for some; 0 at the end of the stream."""
+        while True:
+            self._check_deadline()
+            try:
+                count = self._socket.recv_into(into, 0, flags)
+            except BlockingIOError:
+                if self._closed:
+                    return 0
+                continue
+            self.heard_at_s = time.monotonic()
+            return count
+
+    def _check_deadline(self) -> None:
+        if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
+            raise TimeoutError("it said too little for too long")
 
     def tune(self, chunk_bytes_max: int) -> None:
         """Fit the chunk, and what the kernel may hold unsent, to `CHUNK_S` of what the stream delivers; called by its sender.
@@ -141,6 +171,42 @@ class PlainStream:
             return
         self.chunk_bytes = min(max(int(delivered_bytes_per_s * CHUNK_S) & -4096, CHUNK_BYTES_MIN), chunk_bytes_max)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self.chunk_bytes)
+
+    def fit_buffers(self, window_bytes: float) -> None:
+        """Set the buffers where autotuning would end below twice `window_bytes` and the sockets' own cap lies higher.
+
+        Setting a buffer ends its autotuning, so it is left alone where that reaches far enough by itself.
+        """
+        wanted, limits = int(2 * window_bytes), buffer_limits()
+        for option, tuned, fixed in (
+            (socket.SO_SNDBUF, limits.send_bytes_tuned, limits.send_bytes_fixed),
+            (socket.SO_RCVBUF, limits.receive_bytes_tuned, limits.receive_bytes_fixed),
+        ):
+            if tuned < min(wanted, fixed):
+                self._socket.setsockopt(socket.SOL_SOCKET, option, min(wanted, fixed) // 2)  # the kernel doubles it
+
+    def prepare(self, congestion: str, timeout_s: float, pace_bytes_per_s: float | None) -> None:
+        """Set the options of `prepare` on an accepted stream."""
+        prepare(self._socket, congestion, timeout_s, pace_bytes_per_s)
+
+    def wait_for_word(self) -> bool:
+        """Whether the peer says anything before it ends the stream; takes nothing from it."""
+        while True:
+            self._check_deadline()
+            try:
+                return self._socket.recv(1, socket.MSG_PEEK) != b""
+            except BlockingIOError:
+                if self._closed:
+                    return False
+
+    def alive(self) -> bool:
+        """Whether the peer has not ended the stream, as far as the kernel knows; takes nothing from it."""
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
 
     def kernel(self) -> Kernel:
         """TCP_INFO and the buffer sizes; raises OSError on a closed socket."""
@@ -203,6 +269,39 @@ def prepare(sock: socket.socket, congestion: str, timeout_s: float, pace_bytes_p
         sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=Q", int(pace_bytes_per_s)))
     if congestion:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferLimits:
+    """The most that this kernel gives a socket's buffers, by itself (`tuned`) or when asked (`fixed`)."""
+
+    send_bytes_tuned: int
+    receive_bytes_tuned: int
+    send_bytes_fixed: int
+    receive_bytes_fixed: int
+
+    @property
+    def window_bytes(self) -> int:
+        """What one stream can keep in flight: half a buffer, the rest is the kernel's own book-keeping."""
+        sending = max(self.send_bytes_tuned, self.send_bytes_fixed)
+        return min(sending, max(self.receive_bytes_tuned, self.receive_bytes_fixed)) // 2
+
+
+@cache
+def buffer_limits() -> BufferLimits:
+    """The limits of this network namespace (net.ipv4.tcp_wmem, tcp_rmem; net.core.wmem_max, rmem_max), read once."""
+
+    def limit(name: str) -> int:
+        return int(Path("/proc/sys/net", name).read_text().split()[-1])
+
+    tuned_send, tuned_receive = limit("ipv4/tcp_wmem"), limit("ipv4/tcp_rmem")
+    fixed = [2 * limit(f"core/{name}") if Path("/proc/sys/net/core", name).exists() else 0 for name in ("wmem_max", "rmem_max")]
+    return BufferLimits(
+        send_bytes_tuned=tuned_send,
+        receive_bytes_tuned=tuned_receive,
+        send_bytes_fixed=fixed[0],
+        receive_bytes_fixed=fixed[1],
+    )
 
 
 def congestion_available(name: str) -> bool:
