@@ -365,6 +365,7 @@ class Cluster:
                 backward_s, waited_s = hook.enqueued_s - begun_s, ended_s - hook.enqueued_s
                 if hook.failure is not None:
                     raise hook.failure
+            waited_s += session.average_gradients(targets.numel())
         session.note(float(loss.detach()), targets.numel(), backward_s, waited_s)
         return loss.detach()
 

@@ -74,6 +74,14 @@ class Session:
         if waited_s:
             self._spans.append(("training", "waiting for gradients", gradients_s, now_s))
 
+    def average_gradients(self, tokens: int) -> float:
+        """Local steps that warm up: make the gradients of `tokens` tokens the mean over regions; the seconds it took."""
+        if self.local is None or self.pace.mode == "off":
+            return 0.0
+        before_s = self.local.waited_s
+        self.local.average_gradients(tokens)
+        return self.local.waited_s - before_s
+
     def note_pipeline(self, loss: float, tokens: int) -> None:
         """Record the step that the pipeline has just run: its passes and its waits for other regions."""
         assert self.pipeline is not None
