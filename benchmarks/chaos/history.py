@@ -1,0 +1,96 @@
+"""What the ranks of a run wrote, put in order: stretches of training between a start (or a discard) and the next."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["History", "Line", "Stretch", "parse_lines", "read_history"]
+
+Line = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Stretch:
+    """One rank's lines from a start, or from the throwing away of its training, until the next of these.
+
+    Attributes:
+        steps: Step number -> the step's line.
+        rounds: Lines of committed rounds, in order.
+        discarded: The line that ended it, where training was thrown away.
+        end: The line of an orderly end.
+        restarted: It began with a process, not with a discard.
+    """
+
+    steps: dict[int, Line] = field(default_factory=dict[int, Line])
+    rounds: list[Line] = field(default_factory=list[Line])
+    evaluations: list[Line] = field(default_factory=list[Line])
+    discarded: Line | None = None
+    end: Line | None = None
+    restarted: bool = True
+
+    def tokens(self, after: int = -1, until: int | None = None) -> int:
+        """Tokens of the steps in (after, until]."""
+        return sum(line["tokens"] for step, line in self.steps.items() if step > after and (until is None or step <= until))
+
+
+@dataclass(slots=True)
+class History:
+    """All ranks' stretches, by (region, rank)."""
+
+    ranks: dict[tuple[str, int], list[Stretch]]
+
+    def regions(self) -> list[str]:
+        """Names, in order of appearance."""
+        return list(dict.fromkeys(region for region, _ in self.ranks))
+
+    def of(self, region: str) -> list[list[Stretch]]:
+        """A region's stretches; of each, all ranks' parts. Ranks that died before they wrote anything are not there."""
+        ranks = [stretches for (name, _), stretches in self.ranks.items() if name == region]
+        return [[part[index] for part in ranks if index < len(part)] for index in range(max(map(len, ranks), default=0))]
+
+    def rounds(self) -> list[tuple[str, int, Line]]:
+        """(region, rank, line) of every line of a committed round."""
+        return [
+            (region, rank, line)
+            for (region, rank), stretches in self.ranks.items()
+            for stretch in stretches
+            for line in stretch.rounds
+        ]
+
+
+def parse_lines(lines: list[Line]) -> list[Stretch]:
+    """Cut one rank's lines into stretches."""
+    stretches: list[Stretch] = []
+    for line in lines:
+        kind = line["kind"]
+        if kind == "start" or not stretches:
+            stretches.append(Stretch())
+        current = stretches[-1]
+        if kind == "step":
+            current.steps[line["step"]] = line
+        elif kind == "round":
+            current.rounds.append(line)
+        elif kind == "eval":
+            current.evaluations.append(line)
+        elif kind == "discarded":
+            current.discarded = line
+            stretches.append(Stretch(restarted=False))
+        elif kind == "end":
+            current.end = line
+    return stretches
+
+
+def read_history(folder: Path) -> History:
+    """Read `<region>-<rank>.jsonl` of a metrics folder; an unfinished last line is left out."""
+    ranks: dict[tuple[str, int], list[Stretch]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        region, _, rank = path.stem.rpartition("-")
+        lines: list[Line] = []
+        for text in path.read_text(encoding="utf-8").splitlines():
+            try:
+                lines.append(json.loads(text))
+            except json.JSONDecodeError:  # a killed rank's last words
+                continue
+        ranks[region, int(rank)] = parse_lines(lines)
+    return History(ranks)

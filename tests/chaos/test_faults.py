@@ -1,0 +1,31 @@
+from chaos.faults import KINDS, draw
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@given(seed=st.integers(0, 2**31), count=st.integers(1, 250))
+def test_equal_seeds_give_equal_faults_and_exactly_as_many_as_asked(seed: int, count: int) -> None:
+    scenarios = draw(seed, count)
+    assert scenarios == draw(seed, count)
+    assert [fault.number for scenario in scenarios for fault in scenario.faults] == list(range(count))
+
+
+@given(seed=st.integers(0, 2**31), turns=st.integers(1, 5))
+def test_every_kind_comes_before_any_comes_again(seed: int, turns: int) -> None:
+    kinds = [fault.kind for scenario in draw(seed, turns * len(KINDS)) for fault in scenario.faults]
+    for turn in range(turns):
+        assert set(kinds[turn * len(KINDS) : (turn + 1) * len(KINDS)]) == set(KINDS)
+
+
+@given(seed=st.integers(0, 2**31))
+def test_faults_fit_their_run(seed: int) -> None:
+    scenarios = draw(seed, 200)
+    assert {len(scenario.regions) for scenario in scenarios} == {2, 3, 4}
+    assert {(scenario.store, scenario.tls) for scenario in scenarios} == {
+        (store, tls) for store in ("coordinator", "etcd") for tls in (False, True)
+    }
+    for scenario in scenarios:
+        for fault in scenario.faults:
+            assert (fault.region == "") == (fault.kind == "store")
+            assert fault.kind == "store" or fault.rank < scenario.regions[fault.region]
+            assert fault.kind != "kill-rank" or scenario.regions[fault.region] == 2
