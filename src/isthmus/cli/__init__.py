@@ -25,6 +25,7 @@ COMMANDS: dict[str, str] = {
     "trace": "Write a run's steps, exchanges and stalls as a trace for Perfetto.",
     "bench": "Measure codecs and copies: the inputs of the wind tunnel's predictions.",
     "schema": "Print the JSON Schema of a document.",
+    "keys": "Make certificates for TLS between regions.",
 }
 _MODULES = {"try": "try_"}  # `try` is a word of Python's own
 

@@ -12,27 +12,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from isthmus.errors import InputError
+from isthmus.keys import AUTHORITY, COORDINATOR, COORDINATOR_URI, region_uri
 from isthmus.runtime.wan.frames import StrangerError
 from isthmus.runtime.wan.streams import Kernel, PlainStream
 
-__all__ = ["COORDINATOR", "Identity", "TlsStream", "greet", "peer_region", "region_uri"]
+__all__ = ["Identity", "TlsStream", "greet", "peer_region", "reason", "uris"]
 
-COORDINATOR: Final = "isthmus://coordinator"
-_REGION: Final = "isthmus://region/"
+_REGION: Final = region_uri("")
 RECORD_BYTES: Final = 1 << 14
 FLUSH_BYTES: Final = 1 << 17
 READ_BYTES: Final = 1 << 18
 JOIN_BYTES: Final = 1 << 12
 # AES-GCM may seal 2^24.5 full records under one key (RFC 8446, 5.5); Python cannot renew a key, so the stream is renewed.
 SENT_BYTES_MAX: Final = RECORD_BYTES << 23
-
-
-def region_uri(region: str) -> str:
-    """How a certificate names `region`."""
-    return _REGION + quote(region, safe="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +56,12 @@ class Identity:
     @classmethod
     def coordinator(cls, folder: Path | str) -> "Identity":
         """The same for the coordinator: `coordinator.pem` and `coordinator.key`."""
-        return cls._load(Path(folder), "", "coordinator", COORDINATOR)
+        return cls._load(Path(folder), "", COORDINATOR, COORDINATOR_URI)
 
     @classmethod
     def _load(cls, folder: Path, region: str, stem: str, uri: str) -> "Identity":
         hint = f"isthmus keys {stem if region else '...'} -o {folder}"
-        authority, certificate, key = folder / "ca.pem", folder / f"{stem}.pem", folder / f"{stem}.key"
+        authority, certificate, key = folder / f"{AUTHORITY}.pem", folder / f"{stem}.pem", folder / f"{stem}.key"
         for path in (authority, certificate, key):
             if not path.is_file():
                 raise InputError(str(path), "is missing: TLS between regions needs it", hint)
