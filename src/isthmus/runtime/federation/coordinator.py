@@ -162,7 +162,9 @@ async def serve(
         OSError: The address cannot be listened at.
     """
     book = Journal(journal, time.monotonic()) if journal else None
-    coordinator = Coordinator(book.table if book else Table(), book)
+    # Without a journal a restart forgets all, but its revisions go on growing: watchers must not take it for the past.
+    table = book.table if book else Table(revision=time.time_ns() // 1_000_000)
+    coordinator = Coordinator(table, book)
     try:
         server = await asyncio.start_server(coordinator.connected, *address, ssl=tls, backlog=256, limit=1 << 16)
         async with server:

@@ -31,3 +31,7 @@ class Generation:
     def donors(self) -> tuple[str, ...]:
         """The regions that hold the state."""
         return tuple(region for region in self.regions if region not in self.joined)
+
+    def holds(self, region: str, incarnation: str) -> bool:
+        """Whether that start of `region` is in it."""
+        return (region, incarnation) in zip(self.regions, self.incarnations, strict=True)

@@ -144,7 +144,7 @@ class TcpStore:
 
 def _inside_tls(sock: socket.socket, tls: ssl.SSLContext) -> ssl.SSLSocket:
     wrapped = tls.wrap_socket(sock)
-    names = (wrapped.getpeercert() or {}).get("subjectAltName", ())
+    names = list(dict(wrapped.getpeercert() or {}).get("subjectAltName", ()))
     if ("URI", COORDINATOR) not in names:
         wrapped.close()
         raise ssl.SSLCertVerificationError(f"the server holds a certificate of {names or 'nobody'}, not of the coordinator")

@@ -1,0 +1,370 @@
+"""Who takes part next: decisions over what stands in the store, without any input or output.
+
+Every region's leader reads the same listing, decides the same, and writes the outcome by compare-and-swap; the first to write
+wins and the others follow. What keeps two groups from going on apart, whatever the links do:
+
+* a generation's round is committed only with the votes of ALL its regions, and a region that has written its record of a
+  regroup takes part in no further round of the old generation;
+* a new generation is formed only from such records, or, where no region of the old one runs any more, needs one of the old
+  regions started anew. Either way the old generation can commit nothing more.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from isthmus.plan import OnPartition
+from isthmus.runtime.federation.generation import Generation
+
+__all__ = [
+    "Ask",
+    "Follow",
+    "Form",
+    "Join",
+    "Record",
+    "Rules",
+    "Stall",
+    "View",
+    "best_branch",
+    "cliques",
+    "decide_entry",
+    "decide_regroup",
+    "holders",
+]
+
+CLIQUES_EXACT = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What one region writes when it leaves a generation for the next.
+
+    Attributes:
+        incarnation: Of the region.
+        applied: Number of the last round it committed; -1 none.
+        tokens: Committed by all regions up to and with that round.
+        voted: Whether it holds, and has voted for, the result of the round after that.
+        voted_digest, voted_tokens: Of that result: its digest, and the tokens of all regions in it.
+        stateless: It came with this generation and has not fetched the state yet.
+        suspects: Regions it cannot reach.
+        dead: Regions whose address refused it: their processes are gone.
+        late: Regions that did not begin the round within the grace.
+        probing: It has not found out yet whom it reaches: wait for it.
+    """
+
+    incarnation: str
+    applied: int = -1
+    tokens: int = 0
+    voted: bool = False
+    voted_digest: int = 0
+    voted_tokens: int = 0
+    stateless: bool = False
+    suspects: frozenset[str] = frozenset()
+    dead: frozenset[str] = frozenset()
+    late: frozenset[str] = frozenset()
+    probing: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """A region asks to come in: `reach` are the regions it can reach."""
+
+    incarnation: str
+    branch: str
+    reach: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What stands in the store, read at once.
+
+    Attributes:
+        live: Incarnation of every region whose lease has not ended.
+        generations: The last generation of each branch.
+        revisions: Revision of each of those entries.
+        records: Of the regroups under way: by branch, number of the generation left, region.
+        joins: Who asks to come in.
+        progress: Committed tokens of each branch, as far as it has said.
+    """
+
+    live: Mapping[str, str] = field(default_factory=dict[str, str])
+    generations: Mapping[str, Generation] = field(default_factory=dict[str, Generation])
+    revisions: Mapping[str, int] = field(default_factory=dict[str, int])
+    records: Mapping[tuple[str, int], Mapping[str, Record]] = field(default_factory=dict[tuple[str, int], Mapping[str, Record]])
+    joins: Mapping[str, Join] = field(default_factory=dict[str, Join])
+    progress: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def number(self) -> int:
+        """The largest number of any generation; 0 before the first."""
+        return max((generation.number for generation in self.generations.values()), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What does not change in a run: names of all members in their order, how many must start, and what a partition does."""
+
+    order: tuple[str, ...]
+    start_regions: int
+    on_partition: OnPartition = "wait"
+
+    def sort(self, regions: Collection[str]) -> tuple[str, ...]:
+        """Those regions in the order of the members."""
+        return tuple(region for region in self.order if region in regions)
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Another leader has decided: that generation stands; the asking region is in it, or is not."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """To be written by compare-and-swap on the revision of its branch's entry; `ends` are branches that go with it.
+
+    `anew` says that nobody holds a trained state: all begin from the state of the first region.
+    """
+
+    generation: Generation
+    revision: int
+    ends: tuple[str, ...] = ()
+    anew: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Nothing can be decided yet. `partition`: it will not, until links heal; else others are awaited."""
+
+    why: str
+    partition: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A region that starts is to ask that generation to let it in."""
+
+    generation: Generation
+
+
+def holders(view: View, generation: Generation) -> tuple[str, ...]:
+    """Regions that run, and whose last generation this is."""
+    return tuple(
+        region
+        for region, incarnation in zip(generation.regions, generation.incarnations, strict=True)
+        if view.live.get(region) == incarnation
+        and not any(other.number > generation.number and other.holds(region, incarnation) for other in view.generations.values())
+    )
+
+
+def best_branch(view: View, rules: Rules) -> Generation | None:
+    """The generation to belong to: of those that some region still holds, the one with most committed tokens."""
+    held = [generation for generation in view.generations.values() if holders(view, generation)]
+
+    def rank(generation: Generation) -> tuple[int, int]:
+        tokens = max(view.progress.get(generation.branch, 0), generation.tokens)
+        return tokens, -rules.order.index(generation.regions[0])
+
+    return max(held, key=rank, default=None)
+
+
+def cliques(regions: tuple[str, ...], apart: Collection[frozenset[str]]) -> list[tuple[str, ...]]:
+    """All largest-possible groups without a pair of `apart` inside, each in the order of `regions`.
+
+    Exact for up to `CLIQUES_EXACT` regions that have a quarrel; those without are in every group.
+    """
+    quarrelling = tuple(region for region in regions if any(region in pair for pair in apart))
+    peaceful = frozenset(regions) - frozenset(quarrelling)
+    if len(quarrelling) > CLIQUES_EXACT:
+        return [_greedy(regions, apart)]
+    found: list[frozenset[str]] = []
+    for size in range(len(quarrelling), -1, -1):
+        for chosen in combinations(quarrelling, size):
+            group = frozenset(chosen)
+            if any(pair <= group for pair in apart) or any(group <= larger for larger in found):
+                continue
+            found.append(group)
+    return [tuple(region for region in regions if region in group or region in peaceful) for group in found]
+
+
+def _greedy(regions: tuple[str, ...], apart: Collection[frozenset[str]]) -> tuple[str, ...]:
+    group: list[str] = []
+    for region in sorted(regions, key=lambda region: (sum(region in pair for pair in apart), regions.index(region))):
+        if not any(frozenset((region, other)) in apart for other in group):
+            group.append(region)
+    return tuple(region for region in regions if region in group)
+
+
+def decide_regroup(view: View, old: Generation, me: str, rules: Rules, *, waited: bool) -> Follow | Form | Stall:
+    """What follows generation `old` for region `me`, which has written its record.
+
+    Args:
+        view: What stands in the store.
+        old: The generation that `me` belonged to.
+        me: The asking region.
+        rules: See `Rules`.
+        waited: `me` has waited for the others for as long as a silence may last.
+    """
+    found = _successor(view, old, me)
+    if found is not None:
+        return Follow(found)
+    records = _records(view, old)
+    if me not in records:
+        return Stall("this region's record is not in the store")
+    alive = _alive(view, old, records)
+    late = frozenset[str]().union(*(record.late for record in records.values())) - frozenset(records)
+    probing = [region for region in records if records[region].probing]
+    awaited = [region for region in alive if region not in records and region not in late] + probing
+    if awaited and not waited:
+        return Stall(f"waiting for {', '.join(awaited)}")
+    ready = rules.sort([region for region in records if not records[region].probing])
+    if me not in ready:
+        return Stall("this region has not found out whom it reaches")
+    return _decide_among(view, old, me, rules, _Present(ready, records, [region for region in alive if region not in late]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Present:
+    """Regions that can form a generation, their records, and all that count for a majority."""
+
+    ready: tuple[str, ...]
+    records: Mapping[str, Record]
+    counted: list[str]
+
+
+def _decide_among(view: View, old: Generation, me: str, rules: Rules, present: _Present) -> Form | Stall:
+    ready, records = present.ready, present.records
+    apart = {frozenset((one, other)) for one in ready for other in records[one].suspects if other in ready}
+    stateful = frozenset(region for region in ready if not records[region].stateless)
+
+    def rank(clique: tuple[str, ...]) -> tuple[int, int, tuple[int, ...]]:
+        return len(stateful.intersection(clique)), len(clique), tuple(-rules.order.index(region) for region in clique)
+
+    groups = cliques(ready, apart)
+    best = max(groups, key=rank)
+    # A region that never had the state cannot outvote those that train; where nobody has it, all count.
+    voters = [region for region in present.counted if region in stateful or (region not in records and region not in old.joined)]
+    voters = voters or present.counted
+    if 2 * len(frozenset(voters).intersection(best)) > len(voters):
+        if me not in best:
+            return Stall(f"{', '.join(best)} will go on without this region, which they cannot reach", partition=True)
+        return _form(view, old, best, rules, present)
+    if rules.on_partition == "wait":
+        return Stall(
+            f"the regions {', '.join(present.counted)} do not all reach each other, and no majority does", partition=True
+        )
+    mine = max((group for group in groups if me in group), key=rank)
+    if not stateful.intersection(mine) and stateful:
+        return Stall("no region that this one reaches holds the state", partition=True)
+    return _form(view, old, mine, rules, present, branch=mine[0])
+
+
+def _form(
+    view: View, old: Generation, clique: tuple[str, ...], rules: Rules, present: _Present, *, branch: str | None = None
+) -> Form:
+    records = present.records
+    stateful = [region for region in clique if not records[region].stateless]
+    anew = not stateful
+    suspected = frozenset[str]().union(*(records[region].suspects | records[region].dead for region in clique))
+    comers = [
+        region
+        for region, join in view.joins.items()
+        if region not in records
+        and region not in suspected
+        and join.branch == old.branch
+        and view.live.get(region) == join.incarnation
+        and join.reach.issuperset(clique)
+    ]
+    regions = rules.sort([*clique, *comers])
+    # The state of a lone donor where none is trained: then the first region's, as at the start.
+    donors = frozenset(stateful or clique[:1])
+    applied, tokens = _committed(
+        [record for record in records.values() if not record.stateless], [records[region] for region in stateful]
+    )
+    branch = old.branch if branch is None else branch
+    generation = Generation(
+        number=view.number + 1,
+        regions=regions,
+        joined=tuple(region for region in regions if region not in donors),
+        incarnations=tuple(view.live[region] for region in regions),
+        round=applied + 1,
+        tokens=tokens,
+        branch=branch,
+    )
+    return Form(generation, view.revisions.get(branch, 0), anew=anew)
+
+
+def _committed(everyone: list[Record], staying: list[Record]) -> tuple[int, int]:
+    """The last round that counts as committed, and the tokens up to and with it.
+
+    A round that any region applied had the votes of all, so whoever has not applied it holds its result and does so now. A
+    round that all who stay voted for alike is committed too: a region that is gone may have applied it before it went.
+    """
+    ahead = max(everyone, key=lambda record: record.applied, default=Record(incarnation=""))
+    voted = {(record.voted, record.voted_digest) for record in staying if record.applied == ahead.applied}
+    behind = any(record.applied < ahead.applied for record in staying)
+    if staying and not behind and len(voted) == 1 and staying[0].voted:
+        return ahead.applied + 1, ahead.tokens + staying[0].voted_tokens
+    return ahead.applied, ahead.tokens
+
+
+def _successor(view: View, old: Generation, me: str) -> Generation | None:
+    """The generation that has taken the place of `old`: one with `me` if there is one, else the next of its branch."""
+    mine = old.incarnations[old.regions.index(me)] if me in old.regions else ""
+    later = [generation for generation in view.generations.values() if generation.number > old.number]
+    with_me = [other for other in later if other.holds(me, mine)]
+    if with_me:
+        return max(with_me, key=lambda generation: generation.number)
+    return next((generation for generation in later if generation.branch == old.branch), None)
+
+
+def _records(view: View, old: Generation) -> dict[str, Record]:
+    """Records of regions that are in `old` and still run."""
+    written = view.records.get((old.branch, old.number), {})
+    return {
+        region: written[region]
+        for region, incarnation in zip(old.regions, old.incarnations, strict=True)
+        if region in written and written[region].incarnation == incarnation == view.live.get(region)
+    }
+
+
+def _alive(view: View, old: Generation, records: Mapping[str, Record]) -> list[str]:
+    """Regions of `old` that run, as far as anybody knows: a record proves it, a refused connection disproves a lease."""
+    dead = frozenset[str]().union(*(record.dead for record in records.values())) - frozenset(records)
+    return [
+        region
+        for region, incarnation in zip(old.regions, old.incarnations, strict=True)
+        if view.live.get(region) == incarnation and region not in dead
+    ]
+
+
+def decide_entry(view: View, me: str, rules: Rules) -> Follow | Form | Ask | Stall:
+    """What a region that starts does next: it is in a generation already, asks to come in, forms the first one, or waits."""
+    incarnation = view.live.get(me)
+    if incarnation is None:
+        return Stall("this region's lease has ended")
+    mine = [
+        other for other in view.generations.values() if (me, incarnation) in zip(other.regions, other.incarnations, strict=True)
+    ]
+    if mine:
+        return Follow(max(mine, key=lambda generation: generation.number))
+    running = best_branch(view, rules)
+    if running is not None:
+        return Ask(running)
+    present = rules.sort(view.live)
+    if len(present) < rules.start_regions:
+        missing = [region for region in rules.order if region not in present]
+        return Stall(f"{len(present)} of {rules.start_regions} regions are here; missing: {', '.join(missing)}")
+    for last in view.generations.values():
+        # It may be running where the store does not see it; one of its regions started anew proves that it is not.
+        if not frozenset(last.regions).intersection(present):
+            return Stall(f"generation {last.number} was last held by {', '.join(last.regions)}, none of which is here")
+    generation = Generation(
+        number=view.number + 1,
+        regions=present,
+        joined=present[1:],
+        incarnations=tuple(view.live[region] for region in present),
+    )
+    ends = tuple(branch for branch in view.generations if branch)
+    return Form(generation, view.revisions.get("", 0), ends, anew=True)

@@ -1,0 +1,118 @@
+"""How the federation's facts are written in the store: the keys of one run, and their values as JSON.
+
+live/<region>                         incarnation, on the region's lease
+generation, branch/<region>/generation    the last generation of the run, of a branch
+regroup/<branch>/<number>/<region>    record of a region that leaves generation <number>, on its lease
+join/<region>                         a region that asks to come in, on its lease
+progress/<branch>                     committed tokens
+terms                                 what all members must have been started with: name -> text
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
+from urllib.parse import quote, unquote
+
+from isthmus.errors import InputError
+from isthmus.runtime.federation.decisions import Join, Record, View
+from isthmus.runtime.federation.generation import Generation
+from isthmus.runtime.federation.store import Entry, Listing
+
+__all__ = ["Ledger", "dump", "read_view"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The keys of the run called `run`; several runs may share a store."""
+
+    run: str
+
+    @property
+    def prefix(self) -> str:
+        """What all keys of the run begin with."""
+        return f"isthmus/{quote(self.run, safe='')}/"
+
+    @property
+    def terms(self) -> str:
+        """Key of the terms."""
+        return self.prefix + "terms"
+
+    def live(self, region: str) -> str:
+        """Key of a region's sign of life."""
+        return f"{self.prefix}live/{_safe(region)}"
+
+    def generation(self, branch: str) -> str:
+        """Key of the last generation of a branch."""
+        return self.prefix + (f"branch/{_safe(branch)}/generation" if branch else "generation")
+
+    def record(self, generation: Generation, region: str) -> str:
+        """Key of a region's record of leaving `generation`."""
+        return f"{self.prefix}regroup/{_safe(generation.branch)}/{generation.number}/{_safe(region)}"
+
+    def join(self, region: str) -> str:
+        """Key of a region's request to come in."""
+        return f"{self.prefix}join/{_safe(region)}"
+
+    def progress(self, branch: str) -> str:
+        """Key of a branch's progress."""
+        return f"{self.prefix}progress/{_safe(branch)}"
+
+
+def dump(fact: Generation | Record | Join) -> str:
+    """`fact` as JSON."""
+    values = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in asdict(fact).items()}
+    return json.dumps(values, separators=(",", ":"))
+
+
+def read_view(ledger: Ledger, listing: Listing) -> View:
+    """What a listing of the run's prefix says.
+
+    Raises:
+        InputError: An entry is not as isthmus writes it.
+    """
+    live: dict[str, str] = {}
+    generations: dict[str, Generation] = {}
+    revisions: dict[str, int] = {}
+    records: dict[tuple[str, int], dict[str, Record]] = {}
+    joins: dict[str, Join] = {}
+    progress: dict[str, int] = {}
+    for key, entry in listing.entries.items():
+        match [unquote(part) for part in key.removeprefix(ledger.prefix).split("/")]:
+            case ["live", region]:
+                live[region] = entry.value
+            case ["generation"]:
+                generations[""], revisions[""] = _load(key, entry, Generation), entry.revision
+            case ["branch", branch, "generation"]:
+                generations[branch], revisions[branch] = _load(key, entry, Generation), entry.revision
+            case ["regroup", branch, number, region]:
+                records.setdefault((branch, int(number)), {})[region] = _load(key, entry, Record)
+            case ["join", region]:
+                joins[region] = _load(key, entry, Join)
+            case ["progress", branch]:
+                progress[branch] = int(entry.value)
+            case _:
+                continue
+    return View(live=live, generations=generations, revisions=revisions, records=records, joins=joins, progress=progress)
+
+
+def _load(key: str, entry: Entry, kind: Callable[..., T]) -> T:
+    try:
+        values: dict[str, Any] = json.loads(entry.value)
+        for field in fields(kind):  # pyright: ignore[reportArgumentType]
+            wanted = str(field.type)
+            if wanted.startswith("frozenset"):
+                values[field.name] = frozenset(values[field.name])
+            elif wanted.startswith("tuple"):
+                values[field.name] = tuple(values[field.name])
+        return kind(**values)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(
+            f"store:{key}", f"is not as isthmus writes it ({error})", "give each run its own store or name"
+        ) from error
+
+
+def _safe(name: str) -> str:
+    return quote(name, safe="")

@@ -1,0 +1,602 @@
+"""A region's place among the others, kept by the leader (rank 0) of the region through the store.
+
+Two threads stand by: one keeps the region's lease alive, the other watches the run's entries. The watcher answers for a region
+that is between rounds when the others regroup, and interrupts one that is inside a round. No call here is made in a round that
+does not fail, save `begin` and `rest`, which touch memory only: while the store is lost, rounds go on.
+"""
+
+import json
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from isthmus.errors import InputError
+from isthmus.plan import Survival
+from isthmus.runtime.environment import Members, split_address
+from isthmus.runtime.federation.decisions import (
+    Ask,
+    Follow,
+    Form,
+    Join,
+    Record,
+    Rules,
+    Stall,
+    View,
+    best_branch,
+    decide_entry,
+    decide_regroup,
+    holders,
+)
+from isthmus.runtime.federation.generation import Generation
+from isthmus.runtime.federation.ledger import Ledger, dump, read_view
+from isthmus.runtime.federation.reach import Probe, Reach, probe
+from isthmus.runtime.federation.store import Store, StoreLostError, StoreRefusedError
+from isthmus.runtime.wan.frames import PeerLostError
+
+__all__ = ["Begin", "Membership", "Regrouped", "Standing"]
+
+T = TypeVar("T")
+WATCH_S: Final = 10.0
+LOOK_S: Final = 0.5
+SAY_S: Final = 10.0
+PROBE_S: Final = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How far the region is; see `decisions.Record` for the fields."""
+
+    applied: int = -1
+    tokens: int = 0
+    voted: bool = False
+    voted_digest: int = 0
+    voted_tokens: int = 0
+    stateless: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Whether a round may begin, and which regions (bits, in the order of the members) this one would let in after it."""
+
+    ok: bool
+    comers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Regrouped:
+    """What came of a regroup: the next generation, and whether this region is in it. If not, it has to `enter` anew."""
+
+    generation: Generation
+    member: bool
+    why: str = ""
+
+
+class Membership:
+    """The region's membership. `enter` first; all methods but `leave` may raise `InputError` once the place is lost for good.
+
+    Args:
+        store: Where the regions meet; closed by `leave`.
+        region: Name of this region.
+        members: All regions that may take part.
+        survival: Time-outs and what a partition does.
+        terms: What every region must have been started with (name -> text).
+        run: Name of the run in the store.
+
+    Attributes:
+        on_regroup: Called on the watcher's thread when a round under way cannot succeed any more.
+        probe, say: How other regions are reached, and where news go; to be replaced before `enter`.
+        store_lost: Nobody answered there lately.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        region: str,
+        members: Members,
+        survival: Survival,
+        *,
+        terms: Mapping[str, str] | None = None,
+        run: str = "run",
+    ) -> None:
+        names = tuple(entry.name for entry in members.regions)
+        self.region, self.survival = region, survival
+        self.rules = Rules(order=names, start_regions=survival.start_regions or len(names), on_partition=survival.on_partition)
+        self.on_regroup: Callable[[Generation], None] = _ignore
+        self.probe: Probe = probe
+        self.say: Callable[[str], None] = self._print
+        self._store, self._ledger, self._terms = store, Ledger(run), dict(terms or {})
+        self._addresses = {entry.name: [split_address(rail) for rail in entry.rails] for entry in members.regions}
+        self._guard = threading.Lock()
+        self._stopping = threading.Event()
+        self._probers = ThreadPoolExecutor(max_workers=max(4, len(names)), thread_name_prefix="isthmus-probe")
+        self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="isthmus-aside")
+        self._threads: list[threading.Thread] = []
+        self._incarnation, self._lease = "", 0
+        self._view, self._revision = View(), 0
+        self._generation: Generation | None = None
+        self._standing = Standing()
+        self._busy = self._entered = False
+        self._recorded: tuple[str, int] | None = None
+        self._superseded = False
+        self._reachable: dict[str, bool] = {}
+        self._fatal: Exception | None = None
+        self._progress_written = -1
+        self.store_lost = False
+
+    def enter(self) -> Generation:
+        """Find this region's place: in the first generation, or as a newcomer to one that runs; waits for it.
+
+        Raises:
+            PeerLostError: Too few regions came within `start_s`; says who is missing.
+            InputError: The region was started with other terms than the others.
+        """
+        with self._guard:
+            self._generation, self._recorded, self._superseded = None, None, False
+            self._standing = Standing()
+            self._incarnation = secrets.token_hex(8)
+        deadline_s = time.monotonic() + self.survival.start_s
+        self._through_loss(self._register, deadline_s)
+        self._through_loss(self._check_terms, deadline_s)
+        if not self._threads:
+            for work in (self._keep_alive, self._watch):
+                thread = threading.Thread(target=work, name=f"isthmus-membership-{work.__name__}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        generation = self._find_place(deadline_s)
+        with self._guard:
+            self._generation, self._recorded, self._entered = generation, None, True
+            self._standing = Standing(
+                applied=generation.round - 1, tokens=generation.tokens, stateless=self.region in generation.joined
+            )
+        self._quietly(lambda: self._store.txn({}, {}, (self._ledger.join(self.region),)))
+        return generation
+
+    def begin(self) -> Begin:
+        """A round is to begin; until `rest` or `regroup` the watcher interrupts it where it cannot succeed."""
+        with self._guard:
+            self._raise_fatal()
+            generation = self._generation
+            assert generation is not None, "begin before enter"
+            ok = self._recorded is None and not self._superseded and not self._disturbed(generation)
+            self._busy = ok
+            return Begin(ok, self._comers(generation) if ok else 0)
+
+    def rest(self, standing: Standing) -> None:
+        """The round is over, and this is how far the region is now."""
+        with self._guard:
+            self._busy, self._standing = False, standing
+        self._look_after()
+
+    def regroup(self, standing: Standing, late: Collection[str] = ()) -> Regrouped:
+        """Leave the generation, and find the next one together with whoever is there; waits for it.
+
+        Args:
+            standing: How far this region is. From here on it takes part in no round of the old generation.
+            late: Regions that did not begin the round within the grace.
+        """
+        with self._guard:
+            self._raise_fatal()
+            old = self._generation
+            assert old is not None, "regroup before enter"
+            self._busy, self._standing = False, standing
+            if self._superseded:
+                return Regrouped(old, False, "superseded")
+            mine = self._recorded != (old.branch, old.number)
+            self._recorded = (old.branch, old.number)
+        begun_s = time.monotonic()
+        if mine:
+            self._write_record(old, frozenset(late))
+        found = self._decide(old, frozenset(late), begun_s)
+        with self._guard:
+            if found.member:
+                self._generation, self._recorded = found.generation, None
+                stateless = self.region in found.generation.joined
+                self._standing = replace(standing, stateless=stateless, voted=False)
+        return found
+
+    def progress(self, tokens: int) -> None:
+        """Tokens that this branch has committed; written to the store by and by."""
+        with self._guard:
+            self._standing = replace(self._standing, tokens=tokens)
+
+    def gone(self, generation: Generation) -> bool:
+        """Whether rails of `generation` need not be waited for: it is being left, or a member's process is gone."""
+        with self._guard:
+            if self._recorded is not None or self._superseded or self._disturbed(generation):
+                return True
+            live = self._view.live
+        others = [region for region in generation.regions if region != self.region]
+        lost = [
+            region
+            for region, incarnation in zip(generation.regions, generation.incarnations, strict=True)
+            if live.get(region) != incarnation
+        ]
+        return bool(lost) or "refused" in self._reach(others).values()
+
+    def leave(self) -> None:
+        """End the lease, so that the others need not wait for its end, and close the store."""
+        self._stopping.set()
+        if self._lease:
+            with suppress(StoreLostError, StoreRefusedError):
+                self._store.revoke(self._lease)
+        self._store.close()
+        for pool in (self._aside, self._probers):
+            pool.shutdown(wait=False, cancel_futures=True)
+        for thread in self._threads:
+            thread.join(2.0)
+
+    # Entering.
+
+    def _register(self) -> None:
+        while True:
+            try:
+                if not self._lease:
+                    self._lease = self._store.grant(self.survival.detect_s)
+                self._store.txn({}, {self._ledger.live(self.region): self._incarnation}, lease=self._lease)
+                return
+            except StoreRefusedError:  # the lease has ended meanwhile
+                self._lease = 0
+
+    def _check_terms(self) -> None:
+        text = json.dumps(self._terms, sort_keys=True)
+        if self._store.txn({self._ledger.terms: 0}, {self._ledger.terms: text}):
+            return
+        entry = self._store.get(self._ledger.terms)
+        theirs: dict[str, str] = json.loads(entry.value) if entry else {}
+        for name in sorted({*theirs, *self._terms}):
+            if theirs.get(name) != self._terms.get(name) and self._others_live():
+                raise InputError(
+                    name,
+                    f"region {self.region} was started with {self._terms.get(name)}, the others with {theirs.get(name)}",
+                    "start all regions alike",
+                )
+        if theirs != self._terms:
+            self._store.txn({}, {self._ledger.terms: text})
+
+    def _others_live(self) -> bool:
+        view = read_view(self._ledger, self._store.list(self._ledger.prefix))
+        return any(region != self.region for region in view.live)
+
+    def _find_place(self, deadline_s: float) -> Generation:
+        said_s, asked = -SAY_S, ""
+        while True:
+            view, revision = self._through_loss(self._look, deadline_s)
+            if view.live.get(self.region, self._incarnation) != self._incarnation:
+                raise InputError(
+                    "ISTHMUS_REGION", f"another process now runs as region {self.region!r}", "start each region once"
+                )
+            verdict = decide_entry(view, self.region, self.rules)
+            match verdict:
+                case Follow(generation):
+                    return generation
+                case Form():
+                    self._quietly(lambda form=verdict, seen=view: self._form(form, seen, None))
+                    continue
+                case Ask(generation):
+                    why = f"generation {generation.number} of {', '.join(generation.regions)} runs; asking to come in"
+                    with suppress(StoreLostError):
+                        asked = self._ask(generation, asked)
+                case Stall(why):
+                    if self._view.live.get(self.region) is None:
+                        self._register()
+                    elif time.monotonic() > deadline_s and not self._entered:
+                        raise PeerLostError(f"region {self.region} waited {self.survival.start_s:g} s: {why}")
+            if time.monotonic() - said_s >= SAY_S:
+                said_s = time.monotonic()
+                self.say(why)
+            self._await(revision, LOOK_S)
+
+    def _through_loss(self, work: Callable[[], T], deadline_s: float) -> T:
+        """While the store cannot be reached, try again: until the deadline at the start, for ever once there was a place."""
+        while True:
+            try:
+                return work()
+            except StoreLostError as error:
+                if time.monotonic() > deadline_s and not self._entered:
+                    raise
+                self.say(f"{error}; trying on")
+
+    def _ask(self, generation: Generation, asked: str) -> str:
+        reach = frozenset(region for region, found in self._reach(generation.regions).items() if found == "open")
+        text = dump(Join(incarnation=self._incarnation, branch=generation.branch, reach=reach))
+        if text != asked or self.region not in self._view.joins:
+            self._put(self._ledger.join(self.region), text)
+        return text
+
+    # Regrouping.
+
+    def _write_record(self, old: Generation, late: frozenset[str]) -> None:
+        """First that this region stops, which stops the others; then, when that is known, whom it reaches."""
+        key = self._ledger.record(old, self.region)
+        self._patiently(lambda: self._put(key, dump(self._record(late, {}, probing=True))))
+        found = self._reach([region for region in self.rules.order if region != self.region and self._concerns(old, region)])
+        self._patiently(lambda: self._put(key, dump(self._record(late, found, probing=False))))
+
+    def _concerns(self, old: Generation, region: str) -> bool:
+        with self._guard:
+            return region in old.regions or region in self._view.joins
+
+    def _record(self, late: frozenset[str], found: Mapping[str, Reach], *, probing: bool) -> Record:
+        with self._guard:
+            standing = self._standing
+        return Record(
+            incarnation=self._incarnation,
+            applied=standing.applied,
+            tokens=standing.tokens,
+            voted=standing.voted,
+            voted_digest=standing.voted_digest,
+            voted_tokens=standing.voted_tokens,
+            stateless=standing.stateless,
+            suspects=frozenset(region for region, reach in found.items() if reach != "open"),
+            dead=frozenset(region for region, reach in found.items() if reach == "refused"),
+            late=late,
+            probing=probing,
+        )
+
+    def _decide(self, old: Generation, late: frozenset[str], begun_s: float) -> Regrouped:
+        said, looked_s = "", time.monotonic()
+        while True:
+            self._raise_fatal()
+            try:
+                view, revision = self._look()
+            except StoreLostError as error:
+                if self.rules.on_partition == "continue" and time.monotonic() - begun_s > self.survival.detect_s:
+                    return self._go_alone(old)
+                if not said:
+                    said = f"the store is lost; the next sync waits for it ({error})"
+                    self.say(said)
+                continue
+            verdict = decide_regroup(
+                view, old, self.region, self.rules, waited=time.monotonic() - begun_s > self.survival.detect_s
+            )
+            match verdict:
+                case Follow(generation):
+                    member = generation.holds(self.region, self._incarnation)
+                    why = "" if member else ("late" if self._was_late(view, old) else "excluded")
+                    return Regrouped(generation, member, why)
+                case Form():
+                    self._patiently(lambda form=verdict, seen=view: self._form(form, seen, old))
+                    continue
+                case Stall(why, partition):
+                    if partition and why != said:
+                        said = why
+                        self.say(f"{why}; syncs wait, training goes on")
+            if time.monotonic() - looked_s > LOOK_S:
+                looked_s = time.monotonic()
+                self._renew_record(old, late, view)
+            self._await(revision, LOOK_S)
+
+    def _was_late(self, view: View, old: Generation) -> bool:
+        records = view.records.get((old.branch, old.number), {})
+        return any(self.region in record.late for record in records.values())
+
+    def _renew_record(self, old: Generation, late: frozenset[str], view: View) -> None:
+        """Write anew whom this region reaches, where that changed: links heal."""
+        found = self._reach([region for region in self.rules.order if region != self.region and self._concerns(old, region)])
+        record = self._record(late, found, probing=False)
+        if view.records.get((old.branch, old.number), {}).get(self.region) != record:
+            self._quietly(lambda: self._put(self._ledger.record(old, self.region), dump(record)))
+
+    def _go_alone(self, old: Generation) -> Regrouped:
+        """`continue` without a store: a branch of this region only, written down when the store is back."""
+        self.say("the store is lost: this region goes on alone, as its own branch")
+        standing = self._standing
+        done = 1 if standing.voted else 0
+        generation = Generation(
+            number=old.number + 1,
+            regions=(self.region,),
+            incarnations=(self._incarnation,),
+            round=standing.applied + 1 + done,
+            tokens=standing.tokens + done * standing.voted_tokens,
+            branch=self.region,
+        )
+        return Regrouped(generation, True)
+
+    def _form(self, form: Form, view: View, old: Generation | None) -> None:
+        ledger, generation = self._ledger, form.generation
+        key = ledger.generation(generation.branch)
+        deletes = [ledger.generation(branch) for branch in form.ends]
+        deletes += [ledger.join(region) for region in generation.regions if region in view.joins]
+        if old is not None:
+            # Records of the regroup before this one: those of this one say to the late why they are out.
+            deletes += [
+                ledger.record(replace(old, number=number), region)
+                for (branch, number), records in view.records.items()
+                if branch == old.branch and number < old.number
+                for region in records
+            ]
+        if self._store.txn({key: form.revision}, {key: dump(generation)}, tuple(deletes)):
+            said = f"generation {generation.number}: {', '.join(generation.regions)} from round {generation.round}"
+            self.say(said + (f", branch of {generation.branch}" if generation.branch else ""))
+
+    # Standing by.
+
+    def _keep_alive(self) -> None:
+        every_s = self.survival.detect_s / 4
+        while not self._stopping.wait(every_s):
+            with suppress(StoreLostError, StoreRefusedError):
+                if not self._store.keep_alive(self._lease) and not self._stopping.is_set():
+                    self._lease = 0
+                    self._register()
+                self._write_progress()
+
+    def _write_progress(self) -> None:
+        with self._guard:
+            generation, tokens = self._generation, self._standing.tokens
+        if generation is not None and tokens != self._progress_written and generation.regions[0] == self.region:
+            self._store.txn({}, {self._ledger.progress(generation.branch): str(tokens)})
+            self._progress_written = tokens
+
+    def _watch(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                listing = self._store.watch(self._ledger.prefix, self._revision, min(WATCH_S, self.survival.detect_s))
+                self.store_lost = False
+                if listing is not None:
+                    self._see(read_view(self._ledger, listing), listing.revision)
+                self._write_generation()
+            except StoreLostError as error:
+                if not self.store_lost and not self._stopping.is_set():
+                    self.say(f"{error}; training goes on")
+                self.store_lost = True
+                self._stopping.wait(LOOK_S)
+                continue
+            except (StoreRefusedError, InputError) as error:
+                self._fatal = error
+                return
+            self._look_after()
+
+    def _see(self, view: View, revision: int) -> None:
+        with self._guard:
+            if revision >= self._revision:
+                self._view, self._revision = view, revision
+            incarnation = view.live.get(self.region, self._incarnation)
+            mine = self._generation
+            if incarnation != self._incarnation and mine is not None and mine.holds(self.region, self._incarnation):
+                self._fatal = InputError(
+                    "ISTHMUS_REGION", f"another process now runs as region {self.region!r}", "start each region once"
+                )
+
+    def _look_after(self) -> None:
+        """Answer for a region at rest, interrupt one in a round, look whether newcomers and other branches are in reach."""
+        with self._guard:
+            generation = self._generation
+            if generation is None or self._recorded is not None or self._stopping.is_set():
+                return
+            disturbed = self._disturbed(generation) or self._fatal is not None
+            busy = self._busy
+            left = self._has_record(generation) and not self._has_successor(generation)
+            if disturbed and not busy and left:
+                self._recorded = (generation.branch, generation.number)
+        if disturbed and busy:
+            self.on_regroup(generation)
+        elif disturbed and left:
+            self._aside.submit(self._quietly, lambda: self._write_record(generation, frozenset()))
+        elif not disturbed:
+            self._look_round(generation)
+
+    def _look_round(self, generation: Generation) -> None:
+        with self._guard:
+            view = self._view
+            comers = [region for region, join in view.joins.items() if join.branch == generation.branch]
+            self._reachable = {region: found for region, found in self._reachable.items() if region in comers}
+            unknown = [region for region in comers if not self._reachable.get(region)]
+        for region in unknown:
+            self._probers.submit(self._note_reach, region)
+        if self.rules.on_partition == "continue" and len(view.generations) > 1:
+            self._aside.submit(self._quietly, lambda: self._look_for_heal(generation, view))
+
+    def _note_reach(self, region: str) -> None:
+        found = self.probe(self._addresses[region], PROBE_S) == "open"
+        with self._guard:
+            self._reachable[region] = found
+
+    def _look_for_heal(self, generation: Generation, view: View) -> None:
+        best = best_branch(view, self.rules)
+        if best is None or best.branch == generation.branch or not holders(view, best):
+            return
+        if all(found == "open" for found in self._reach(best.regions).values()):
+            self.say(f"the links are whole again; branch {best.branch or 'main'} has more committed tokens: joining it")
+            with self._guard:
+                self._superseded = self._generation == generation
+                busy = self._busy and self._superseded
+            if busy:
+                self.on_regroup(generation)
+
+    def _write_generation(self) -> None:
+        """A branch that began while the store was lost is made known now; as is all, to a store that has forgotten it."""
+        with self._guard:
+            generation, view = self._generation, self._view
+            resting = self._recorded is None
+        if generation is None or not resting or view.live.get(self.region) != self._incarnation:
+            return
+        known = view.generations.get(generation.branch)
+        if known is None or known.number < generation.number:
+            key, revision = self._ledger.generation(generation.branch), view.revisions.get(generation.branch, 0)
+            self._store.txn({key: revision}, {key: dump(generation)})
+
+    def _disturbed(self, generation: Generation) -> bool:
+        return self._has_record(generation) or self._has_successor(generation)
+
+    def _has_record(self, generation: Generation) -> bool:
+        return bool(self._view.records.get((generation.branch, generation.number)))
+
+    def _has_successor(self, generation: Generation) -> bool:
+        verdict = decide_regroup(self._view, generation, self.region, self.rules, waited=False)
+        return isinstance(verdict, Follow)
+
+    def _comers(self, generation: Generation) -> int:
+        return sum(
+            1 << self.rules.order.index(region)
+            for region, join in self._view.joins.items()
+            if self._reachable.get(region)
+            and join.branch == generation.branch
+            and join.reach.issuperset(generation.regions)
+            and self._view.live.get(region) == join.incarnation
+        )
+
+    # Reaching the store and the others.
+
+    def _look(self) -> tuple[View, int]:
+        listing = self._store.list(self._ledger.prefix)
+        view = read_view(self._ledger, listing)
+        self._see(view, listing.revision)
+        return view, listing.revision
+
+    def _await(self, revision: int, timeout_s: float) -> None:
+        """Until something changed in the store after `revision`."""
+        try:
+            listing = self._store.watch(self._ledger.prefix, revision, timeout_s)
+        except StoreLostError:
+            return
+        if listing is not None:
+            self._see(read_view(self._ledger, listing), listing.revision)
+
+    def _put(self, key: str, value: str) -> None:
+        """An entry of this region, on its lease; a lease that has ended is replaced."""
+        try:
+            self._store.txn({}, {key: value}, lease=self._lease)
+        except StoreRefusedError:
+            self._lease = 0
+            self._register()
+            self._store.txn({}, {key: value}, lease=self._lease)
+
+    def _patiently(self, work: Callable[[], None]) -> None:
+        """Through a loss of the store; without one under `continue`, which then finds it lost again and goes alone."""
+        while not self._stopping.is_set():
+            try:
+                return work()
+            except StoreLostError as error:
+                if self.rules.on_partition == "continue":
+                    return None
+                self.say(f"{error}; syncs wait for it, training goes on")
+        return None
+
+    def _quietly(self, work: Callable[[], object]) -> None:
+        with suppress(StoreLostError, StoreRefusedError):
+            work()
+
+    def _reach(self, regions: Collection[str]) -> dict[str, Reach]:
+        others = [region for region in regions if region != self.region]
+        jobs = {region: self._probers.submit(self.probe, self._addresses[region], PROBE_S) for region in others}
+        found: dict[str, Reach] = {region: job.result() for region, job in jobs.items()}
+        if self.region in regions:
+            found[self.region] = "open"
+        return found
+
+    def _print(self, text: str) -> None:
+        print(f"isthmus {self.region}: {text}", file=sys.stderr, flush=True)
+
+    def _raise_fatal(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal
+
+
+def _ignore(_: Generation) -> None:
+    """Nobody is to be interrupted."""
