@@ -17,7 +17,7 @@ from typing import Final
 
 from isthmus.errors import InputError
 from isthmus.runtime.environment import split_address
-from isthmus.runtime.wan.frames import Hello, QuietError, StrangerError, pack_hello, read_hello
+from isthmus.runtime.wan.frames import HELLO_MAGIC, Hello, QuietError, StrangerError, pack_hello, read_hello
 from isthmus.runtime.wan.streams import PlainStream, open_listener
 from isthmus.runtime.wan.tls import Identity, TlsStream, greet, peer_region
 
@@ -28,6 +28,7 @@ PARK_S: Final = 60.0
 PARKED_MAX: Final = 1024
 CALLERS_MAX: Final = 128
 LOG_S: Final = 60.0
+NO_KEYS: Final = "this run's rails are inside TLS; every rank needs ISTHMUS_KEYS"
 _NUMBERS = re.compile(r"[0-9a-f]{8,}|\d+|b'.*'")
 
 
@@ -170,9 +171,13 @@ class Door:
         wire.deadline_s = time.monotonic() + HELLO_S_MAX
         if self.identity is None:
             stream: PlainStream | TlsStream = wire
-        elif not wire.wait_for_word():
-            raise QuietError(who)
         else:
+            first = wire.first_byte()
+            if not first:
+                raise QuietError(who)
+            if first == HELLO_MAGIC[:1]:  # one of ours without keys: a TLS alert would tell it nothing
+                Newcomer(wire, wire, read_hello(receiver(wire), who), who, 0.0).refuse(NO_KEYS)
+                raise StrangerError(f"it does not speak TLS: {NO_KEYS}")
             stream = greet(wire, self.identity, calling=False, who=who)
         hello = read_hello(receiver(stream), who)
         wire.deadline_s = None

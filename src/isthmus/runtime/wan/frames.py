@@ -49,6 +49,7 @@ __all__ = [
 VERSION: Final = 2
 MAGIC: Final = b"ISFR"
 HELLO_MAGIC: Final = b"ISTHMUS\0"
+_TLS: Final = (b"\x16\x03", b"\x15\x03")  # how a TLS handshake or alert begins
 DATA, BYE, ACK, BEAT = 1, 2, 3, 4
 _HEADER = struct.Struct("<4sB3xIQQQQIQ")
 _CHECK = struct.Struct("<I")
@@ -214,7 +215,7 @@ def unpack_hello(data: bytes | bytearray, who: str) -> tuple[Hello, int]:
         data
     )
     if magic != HELLO_MAGIC:
-        tls = "; it speaks TLS, here no keys are in use" if magic[:2] in (b"\x16\x03", b"\x15\x03") else ""
+        tls = "; it speaks TLS, here no keys are in use" if magic[:2] in _TLS else ""
         raise StrangerError(
             f"{who} is no isthmus rail: it began with {bytes(magic)!r}, expected {HELLO_MAGIC!r}{tls}"
         )
@@ -259,6 +260,8 @@ def _exactly(receive: Callable[[int], bytes], size: int, who: str) -> bytes:
     data = b""
     while len(data) < size:
         piece = receive(size - len(data))
+        if not piece and data[:2] in _TLS:
+            unpack_hello(data.ljust(HELLO_BYTES, b"\0"), who)
         if not piece:
             raise (ConnectionResetError if data or size != HELLO_MAGIC_BYTES else QuietError)(
                 f"{who} closed the stream after {len(data)} of {size} bytes of its hello"

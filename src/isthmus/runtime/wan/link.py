@@ -85,6 +85,12 @@ class Link:
         with self.lock:
             return [number for number, lane in enumerate(self.lanes) if lane is None]
 
+    def trouble(self) -> str:
+        """What goes wrong with the calls that are being made, for messages; "" where nothing does."""
+        with self.lock:
+            found = next((str(call.last) for call in self._calls.values() if call.last is not None), "")
+        return f"; {found}" if found else ""
+
     def settle(self) -> bool:
         """The rail is open from here on, if all streams are: a peer that starts again is a lost one now."""
         with self.lock:

@@ -90,7 +90,11 @@ class Opening:
 
 
 class Call:
-    """One stream being opened to a lower region; `cancel` from another thread ends it at once."""
+    """One stream being opened to a lower region; `cancel` from another thread ends it at once.
+
+    Attributes:
+        last: What went wrong with the latest attempt.
+    """
 
     def __init__(self, opening: Opening, region: int, stream: int) -> None:
         self._opening, self._region, self._stream = opening, region, stream
@@ -98,6 +102,7 @@ class Call:
         self.who = f"{opening.name(region)} at {host}:{port}"
         self._cancelled = threading.Event()
         self._socket: socket.socket | None = None
+        self.last: OSError | None = None
 
     def cancel(self) -> None:
         """Let `connect` raise PeerLostError now."""
@@ -114,7 +119,6 @@ class Call:
             PeerLostError: Nobody answered until `deadline_s` (monotonic), or the call was cancelled.
             StrangerError: Somebody else answered, or we were refused.
         """
-        last: OSError | None = None
         refusals = 0
         while time.monotonic() < deadline_s and not self._cancelled.is_set():
             host, _ = self._opening.address(self._region)
@@ -124,7 +128,7 @@ class Call:
                 return self._attempt(sock, deadline_s)
             except OSError as error:
                 sock.close()
-                last = error
+                self.last = error
                 refusals = refusals + 1 if isinstance(error, ConnectionRefusedError) else 0
                 if refusals:
                     refused(refusals)
@@ -133,7 +137,7 @@ class Call:
                 raise
             self._cancelled.wait(RETRY_S)
         me = self._opening.name(self._opening.region)
-        raise PeerLostError(f"{me}: no connection to {self.who} in time ({last})")
+        raise PeerLostError(f"{me}: no connection to {self.who} in time ({self.last})")
 
     def _attempt(self, sock: socket.socket, deadline_s: float) -> tuple[PlainStream | TlsStream, Hello]:
         opening = self._opening

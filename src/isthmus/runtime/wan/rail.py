@@ -228,7 +228,7 @@ class Rail:
     def _who_is_missing(self, refusals_before: int) -> str:
         opening = self._opening
         missing = [
-            f"{opening.name(peer)} ({opening.streams - len(link.missing())} of {opening.streams} streams)"
+            f"{opening.name(peer)} ({opening.streams - len(link.missing())} of {opening.streams} streams{link.trouble()})"
             for peer, link in self._links.items()
             if link.missing()
         ]

@@ -189,15 +189,15 @@ class PlainStream:
         """Set the options of `prepare` on an accepted stream."""
         prepare(self._socket, congestion, timeout_s, pace_bytes_per_s)
 
-    def wait_for_word(self) -> bool:
-        """Whether the peer says anything before it ends the stream; takes nothing from it."""
+    def first_byte(self) -> bytes:
+        """The first byte that the peer says, b"" where it ends the stream without a word; takes nothing from it."""
         while True:
             self._check_deadline()
             try:
-                return self._socket.recv(1, socket.MSG_PEEK) != b""
+                return self._socket.recv(1, socket.MSG_PEEK)
             except BlockingIOError:
                 if self._closed:
-                    return False
+                    return b""
 
     def alive(self) -> bool:
         """Whether the peer has not ended the stream, as far as the kernel knows; takes nothing from it."""
