@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "bench": "Measure codecs and copies: the inputs of the wind tunnel's predictions.",
     "schema": "Print the JSON Schema of a document.",
     "keys": "Make certificates for TLS between regions.",
+    "coordinator": "Serve the store through which regions regroup.",
 }
 _MODULES = {"try": "try_"}  # `try` is a word of Python's own
 
