@@ -116,6 +116,38 @@ def test_segments_hide_the_copies_of_one_big_bucket_behind_its_wire() -> None:
     assert whole - cut == pytest.approx(2 * 15 / 16 * 0.16, rel=0.02)
 
 
+def test_measured_work_of_an_exchange_by_hand() -> None:
+    # 0.4 s of CPU on 2 cores hold every one of the 4 ranks up for 0.2 s: half before the wire, half after it. The wire as in
+    # `test_int4_by_hand`; the codec is in the measured work, so its speed is not asked for.
+    inputs = replace(
+        INPUTS, buckets=(16e6,), copy_bytes_per_s=1e15, exchange_cpu_s=0.4, cores=2, codec_encode_bytes_per_s=None
+    )
+    step = predict_trial(ALL[3], inputs).step_s
+    assert step == pytest.approx(1.0 + 0.1 + 0.181284 + 0.009 + 0.1, abs=1e-5)
+    eight = predict_trial(ALL[3], replace(inputs, cores=8)).step_s  # four ranks use no more than four cores
+    assert eight == pytest.approx(1.0 + 0.05 + 0.181284 + 0.009 + 0.05, abs=1e-5)
+
+
+def test_work_of_an_exchange_hides_behind_a_wire_that_is_busy_longer_and_shows_in_full_behind_one_that_is_not() -> None:
+    inputs = replace(INPUTS, compute_s=1e-9, copy_bytes_per_s=1e15, cores=2, chunk_bytes=1e6)
+    work = replace(inputs, exchange_cpu_s=0.4)
+    # Wire 1.326 s against 0.2 s of work: all but the first of 16 segments' half before it, and the last one's after it.
+    slow = predict_trial(HIERARCHICAL, work).step_s - predict_trial(HIERARCHICAL, inputs).step_s
+    assert slow == pytest.approx(0.2 / 16, rel=1e-6)
+    fast = {"rate_bytes_per_s": 1e15, "rtt_s": 0.0}
+    free = predict_trial(HIERARCHICAL, replace(work, **fast)).step_s
+    assert free == pytest.approx(0.2, rel=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ALL[1:], ids=lambda strategy: strategy.name)
+@given(st.floats(0, 2), st.floats(1, 4), st.integers(1, 8))
+def test_more_work_never_helps_and_more_cores_never_hurt(strategy: Strategy, work: float, factor: float, cores: int) -> None:
+    base = replace(INPUTS, exchange_cpu_s=work, cores=cores)
+    step = predict_trial(strategy, base).step_s
+    assert predict_trial(strategy, replace(base, exchange_cpu_s=work * factor)).step_s >= step - 1e-9
+    assert predict_trial(strategy, replace(base, cores=cores + 1)).step_s <= step + 1e-9
+
+
 def test_buckets_follow_each_other_on_the_wire_and_pay_the_way_once() -> None:
     # No compute to hide behind: 16 MB at 12.0667 MB/s are 1.325967 s, and 9 ms of way.
     inputs = replace(INPUTS, compute_s=1e-9, copy_bytes_per_s=1e15)

@@ -1,10 +1,10 @@
 """What a wind-tunnel run will show, before it runs: link as asked, compute with the WAN off, codec and copy
-speed; no more.
+speed and the CPU that an exchange takes, as `isthmus bench` measures them; no more.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, sqrt
+from math import sqrt
 
 from isthmus.cost.codecs import codec_ratio
 from isthmus.cost.gloo import RingShape, concurrent_rings_s
@@ -49,7 +49,11 @@ class TrialInputs:
         frame_overhead: Frame headers as a share of what they carry.
         links_per_region: Links over which one region's traffic spreads evenly (1 for two regions, R - 1 in a
             full mesh).
-        chunk_bytes: Size of the segments in which a bucket goes through the stages; None for whole buckets.
+        chunk_bytes: A bucket goes through the stages in one segment for each whole chunk of it; None: whole.
+        exchange_cpu_s: CPU seconds of one exchange of all buckets, beyond their sync inside the regions: of all ranks, codec
+            included, and of the emulated link, which runs on the same machine. None where it was not measured: then only
+            the codec's speed counts.
+        cores: Of this machine, which all ranks and the link share; None: at least one a rank.
         shared_cores: Ranks keep all cores busy, so the work on buckets takes turns with the compute.
         straggler_s: How much longer than compute_s the slower of all regions takes in the same step, WAN off: median
             over steps of the maximum over regions, less the median step. Optional; 0 for regions in step.
@@ -70,6 +74,8 @@ class TrialInputs:
     frame_overhead: float = 0.0
     links_per_region: int = 1
     chunk_bytes: float | None = None
+    exchange_cpu_s: float | None = None
+    cores: int | None = None
     shared_cores: bool = True
     straggler_s: float = 0.0
 
@@ -225,7 +231,7 @@ def _ring(inputs: TrialInputs) -> RingShape:
 
 
 def _segments(size_bytes: float, strategy: Strategy, inputs: TrialInputs) -> list[Stage]:
-    count = max(1, ceil(size_bytes / inputs.chunk_bytes)) if inputs.chunk_bytes else 1
+    count = max(1, int(size_bytes // inputs.chunk_bytes)) if inputs.chunk_bytes else 1
     return [_stage(size_bytes / count, strategy, inputs, reduce_in_region=True)] * count
 
 
@@ -234,23 +240,38 @@ def _wire_bytes(size_bytes: float, strategy: Strategy, inputs: TrialInputs) -> f
 
 
 def _stage(size_bytes: float, strategy: Strategy, inputs: TrialInputs, reduce_in_region: bool) -> Stage:
-    """One piece of the buffer through a rank: the region's copy half before and half after, codec in between.
+    """One piece of the buffer through a rank: the region's copy half before and half after, and the exchange's own work."""
+    half_copy = size_bytes / inputs.copy_bytes_per_s / 2
+    before, after = _work_s(size_bytes, strategy, inputs)
+    return Stage(
+        before_s=(half_copy if reduce_in_region else 0.0) + before,
+        wire_s=_wire_bytes(size_bytes, strategy, inputs) / (inputs.payload_bytes_per_s * inputs.links_per_region),
+        latency_s=inputs.rtt_s / 2 * (1 if len(inputs.regions) <= 2 else 2),
+        after_s=half_copy + after,
+    )
 
-    A rank encodes its shard S/g once. Of two regions each decodes both shards, its own too, so that both add the same
-    numbers; of more, it decodes the R - 1 foreign parts of the R-th it adds up, then all R results.
+
+def _work_s(size_bytes: float, strategy: Strategy, inputs: TrialInputs) -> tuple[float, float]:
+    """Seconds that a rank is kept from computing by sending and by taking in `size_bytes` of fp32.
+
+        measured:  w = C / min(cores, ranks) x size / S, half of it before the wire and half after
+
+    C = exchange_cpu_s, S = gradient: all ranks compute at once on the same cores, so work for one delays all alike.
+    Unmeasured, the codec alone: a rank encodes its shard S/g once. Of two regions each decodes both shards, its own too, so
+    that both add the same numbers; of more, it decodes the R - 1 foreign parts of the R-th it adds up, then all R results.
     """
     regions = len(inputs.regions)
+    if inputs.exchange_cpu_s is not None:
+        ranks = regions * inputs.ranks_per_region
+        work = inputs.exchange_cpu_s / min(inputs.cores or ranks, ranks) * size_bytes / sum(inputs.known_buckets)
+        return work / 2, work / 2
+    if strategy.codec == "none":
+        return 0.0, 0.0
     shard = size_bytes / inputs.ranks_per_region
-    half_copy = size_bytes / inputs.copy_bytes_per_s / 2
-    coded = strategy.codec != "none"
-    encode = shard / _speed(inputs.codec_encode_bytes_per_s, strategy) if coded else 0.0
     decoded = 2 * shard if regions == 2 else (2 * regions - 1) / regions * shard
-    decode = decoded / _speed(inputs.codec_decode_bytes_per_s, strategy) if coded else 0.0
-    return Stage(
-        before_s=(half_copy if reduce_in_region else 0.0) + encode,
-        wire_s=_wire_bytes(size_bytes, strategy, inputs) / (inputs.payload_bytes_per_s * inputs.links_per_region),
-        latency_s=inputs.rtt_s / 2 * (1 if regions <= 2 else 2),
-        after_s=half_copy + decode,
+    return (
+        shard / _speed(inputs.codec_encode_bytes_per_s, strategy),
+        decoded / _speed(inputs.codec_decode_bytes_per_s, strategy),
     )
 
 

@@ -1,31 +1,56 @@
-"""What one rank can do while its neighbours do the same: codec speed, and reduce-scatter with all-gather in the region.
+"""What one rank can do while its neighbours do the same: codec speed, reduce-scatter with all-gather in the region, and
+the work of exchanging gradients with the other regions.
 
     python -m isthmus.runtime.rank_speed --bytes 3500000      # with the rank environment set; one JSON object on stdout
 
 All ranks of a region measure at once, since in training they work at once; a figure from an idle machine would flatter.
+The exchange is measured in seconds of CPU and not of time: how long the wire takes is for the prediction to say.
 """
 
 import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import get_args
 
 import torch
 import torch.distributed as dist
 
 from isthmus.errors import InputError
 from isthmus.plan import CodecName
-from isthmus.runtime.codecs.coding import decode, encode, encoded_bytes
+from isthmus.runtime.codecs.coding import decode, encode, encoded_bytes, per_vector
 from isthmus.runtime.collectives.hierarchical import HierarchicalReducer
-from isthmus.runtime.environment import read_environment
+from isthmus.runtime.courier import Courier
+from isthmus.runtime.environment import RankEnvironment, read_environment
+from isthmus.runtime.wan.rail import Rail, RailOptions
 from isthmus.runtime.world import open_world
 
-__all__ = ["main", "measure_rank"]
+__all__ = ["ExchangeAsk", "main", "measure_exchanges", "measure_rank"]
 
 ROUNDS = 9
+# An exchange over a slow link may take a second: enough rounds for a steady mean, few enough to be worth the wait.
+EXCHANGE_ROUNDS = 6
+_MATRIX = 256
+"""Side of the square products that stand for training beside an exchange."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeAsk:
+    """What to exchange.
+
+    Attributes:
+        buckets: fp32 bytes of each gradient bucket.
+        codecs: One measurement each.
+        rate_bytes_per_s: The rank's share of the link's rate, to which its streams are paced; None: unlimited.
+        compute_s: CPU seconds that the rank computes beside each exchange, as in training.
+    """
+
+    buckets: tuple[int, ...]
+    codecs: tuple[CodecName, ...]
+    rate_bytes_per_s: float | None
+    compute_s: float
 
 
 def measure_rank(size_bytes: int, group: dist.ProcessGroup | None) -> dict[str, object]:
@@ -34,9 +59,59 @@ def measure_rank(size_bytes: int, group: dist.ProcessGroup | None) -> dict[str, 
     shard = torch.randn(max(1, size_bytes // 4 // ranks))
     return {
         "bytes": size_bytes,
-        "codecs": {codec: _codec(codec, shard, group) for codec in get_args(CodecName) if codec != "none"},
+        "codecs": {codec: _codec(codec, shard, group) for codec in per_vector() if codec != "none"},
         "copy_bytes_per_s": _copy(torch.randn(size_bytes // 4), group),
     }
+
+
+def measure_exchanges(environment: RankEnvironment, group: dist.ProcessGroup | None, ask: ExchangeAsk) -> dict[str, object]:
+    """By codec: CPU seconds of one exchange of all buckets, codec included, beyond what the same buckets cost inside the region.
+
+    Beside them, on the machine's monotonic clock, when the rounds began and ended, for whoever counts the link's own work.
+    """
+    assert environment.members is not None, "an exchange needs other regions"
+    options = RailOptions(rate_bytes_per_s=ask.rate_bytes_per_s, insecure=environment.insecure)
+    courier = Courier()
+    place = environment.members, environment.region_index, environment.rank
+    with Rail.open(*place, 1, 60.0, options) as rail:
+        found: dict[str, object] = {}
+        for codec in ask.codecs:
+            reducer = HierarchicalReducer(group, rail, codec)
+            inside, _ = _exchange_cpu_s(courier, reducer, ask, crossing=False)
+            across, (began_s, ended_s) = _exchange_cpu_s(courier, reducer, ask, crossing=True)
+            cpu_s = max(0.0, across - inside)
+            found[codec] = {"cpu_s": cpu_s, "began_s": began_s, "ended_s": ended_s, "rounds": EXCHANGE_ROUNDS}
+        courier.close()
+    return found
+
+
+def _exchange_cpu_s(
+    courier: Courier, reducer: HierarchicalReducer, ask: ExchangeAsk, *, crossing: bool
+) -> tuple[float, tuple[float, float]]:
+    """Mean CPU seconds a round of everything but the computing thread, and (begin, end) of the rounds that count."""
+    reducer.between_regions = crossing
+    buckets = [torch.randn(max(1, size // 4)) for size in ask.buckets]
+    _one_exchange(courier, reducer, buckets, ask.compute_s)
+    begun_s, begun_cpu_s = time.monotonic(), time.process_time() - time.thread_time()
+    for _ in range(EXCHANGE_ROUNDS):
+        _one_exchange(courier, reducer, buckets, ask.compute_s)
+    cpu_s = time.process_time() - time.thread_time() - begun_cpu_s
+    return cpu_s / EXCHANGE_ROUNDS, (begun_s, time.monotonic())
+
+
+def _one_exchange(courier: Courier, reducer: HierarchicalReducer, buckets: Sequence[torch.Tensor], compute_s: float) -> None:
+    """All out, then all in, on the communication thread, while this thread computes: the same order as a training step."""
+
+    def work() -> None:
+        for under_way in [reducer.begin(bucket, tag) for tag, bucket in enumerate(buckets)]:
+            reducer.finish(under_way)
+
+    done = courier.submit(work)
+    matrix = torch.randn(_MATRIX, _MATRIX)
+    begun_s = time.thread_time()
+    while time.thread_time() - begun_s < compute_s:
+        torch.mm(matrix, matrix)
+    done.result()
 
 
 def _codec(codec: CodecName, values: torch.Tensor, group: dist.ProcessGroup | None) -> dict[str, float]:
@@ -70,6 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m isthmus.runtime.rank_speed", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bytes", type=int, default=4_000_000, help="size of the whole buffer, fp32")
+    parser.add_argument("--exchange", help="JSON of buckets, codecs, rate_bytes_per_s, compute_s: measure exchanges too")
     options = parser.parse_args()
     torch.set_num_threads(1)
     try:
@@ -77,7 +153,12 @@ def main() -> None:
         world = open_world(environment, flat=False, timeout_s=60.0)
         try:
             group = world.comm_group if environment.world_size > 1 else None
-            print(json.dumps(measure_rank(options.bytes, group)), flush=True)
+            found = measure_rank(options.bytes, group)
+            if options.exchange:
+                ask = json.loads(options.exchange)
+                asked = ExchangeAsk(**ask | {"buckets": tuple(ask["buckets"]), "codecs": tuple(ask["codecs"])})
+                found["exchanges"] = measure_exchanges(environment, group, asked)
+            print(json.dumps(found), flush=True)
         finally:
             world.close()
     except InputError as error:

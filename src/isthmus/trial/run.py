@@ -1,12 +1,13 @@
 """One trial from start to end: measure compute, predict, write the plans, then run every strategy and compare."""
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isthmus.bench import Speeds, speeds_in
+from isthmus.bench import Exchange, Speeds, speeds_in
 from isthmus.cost import Segment, TrialInputs, predict_trial, trial_segments
 from isthmus.emulate import EmulatedLink, Tunnel, open_tunnel, probe
 from isthmus.errors import InfeasibleError, InputError
@@ -26,8 +27,8 @@ __all__ = ["run_trial"]
 _BENCH = "isthmus bench, in this tunnel before the runs"
 # Wide enough that the calibration run, which crosses the WAN only to start and in one step of fifteen, never waits for it.
 _OPEN_RATE_BYTES_PER_S, _OPEN_RTT_S = 125e6, 0.0
-# The least pipeline segment of the runtime's hierarchical all-reduce, which buckets of 1 MiB get.
-SEGMENT_BYTES = 1 << 18
+# The runtime's hierarchical all-reduce cuts a bucket into one segment a MiB.
+SEGMENT_BYTES = 1 << 20
 _RUN_LIMIT_FACTOR, _RUN_LIMIT_EXTRA_S = 6.0, 180.0
 
 
@@ -44,12 +45,12 @@ def run_trial(request: TrialRequest) -> dict[str, Any]:
     output = _empty_folder(setting.output)
     with Progress() as progress, open_tunnel(nodes=setting.nodes, links=_open_links(setting)) as tunnel:
         calibration = _calibrate(tunnel, setting, output / "calibration", progress)
-        progress.say("codec and copy speeds (as isthmus bench) ...")
-        speeds = speeds_in(tunnel, setting.nodes, calibration.gradient_bytes)
         links = links_for(setting, ratios, calibration)
         for link in links.links:
             tunnel.set_link(*link.between, rate_bytes_per_s=link.rate_bytes_per_s, rtt_s=link.rtt_s,
                             jitter_s=link.jitter_s, loss=link.loss)
+        progress.say("codec and copy speeds, and the CPU that an exchange takes (as isthmus bench) ...")
+        speeds = speeds_in(tunnel, setting.nodes, calibration.gradient_bytes, _exchange(setting, links, calibration))
         inputs = {s.name: _inputs(s, setting, links, calibration, speeds) for s in setting.strategies}
         predictions = {s.name: predict_trial(s, inputs[s.name]) for s in setting.strategies}
         steps = plan_steps([p.step_s for p in predictions.values()], calibration.step_s, setting.minutes,
@@ -129,9 +130,26 @@ def _calibrate(tunnel: Tunnel, setting: Setting, folder: Path, progress: Progres
     return measured
 
 
+def _exchange(setting: Setting, links: TunnelLinks, calibration: Measured) -> Exchange:
+    """The exchanges of these strategies, over the link as asked: its rate decides how many packets the bytes come in."""
+    ranks = len(setting.nodes) * next(iter(setting.nodes.values()))
+    crossing = [s for s in setting.strategies if s.kind != "flat"]
+    return Exchange(
+        buckets=calibration.buckets or (calibration.gradient_bytes,),
+        codecs=tuple(dict.fromkeys(s.codec for s in crossing)),
+        rate_bytes_per_s=links.rate_bytes_per_s / next(iter(setting.nodes.values())),
+        compute_s=calibration.off_step_s * min(1.0, _cores() / ranks),
+    )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
 def _inputs(strategy: Strategy, setting: Setting, links: TunnelLinks, calibration: Measured, speeds: Speeds) -> TrialInputs:
     regions = tuple(setting.nodes)
-    codec = speeds.codecs.get(strategy.codec)
+    codec, work = speeds.codecs.get(strategy.codec), speeds.exchanges.get(strategy.codec)
+    ranks = len(regions) * next(iter(setting.nodes.values()))
     return TrialInputs(
         regions=regions,
         ranks_per_region=next(iter(setting.nodes.values())),
@@ -147,6 +165,9 @@ def _inputs(strategy: Strategy, setting: Setting, links: TunnelLinks, calibratio
         copy_bytes_per_s=speeds.copy_bytes_per_s,
         links_per_region=1 if len(regions) == 2 else len(regions) - 1,
         chunk_bytes=SEGMENT_BYTES,
+        exchange_cpu_s=work.ranks_cpu_s + work.line_cpu_s if work and strategy.kind != "flat" else None,
+        cores=_cores(),
+        shared_cores=_cores() <= ranks,
         straggler_s=calibration.straggler_s,
     )
 
@@ -190,6 +211,9 @@ def _assumptions(inputs: TrialInputs, links: TunnelLinks) -> list[Assumption]:
     for name, value in (("encode", inputs.codec_encode_bytes_per_s), ("decode", inputs.codec_decode_bytes_per_s)):
         if value is not None:
             rows.append(Assumption(name=f"codec {name}, of fp32", value=value, unit="B/s", source=_BENCH))
+    if inputs.exchange_cpu_s is not None:
+        rows.append(Assumption(name="CPU of one exchange, all ranks and the emulated link", value=inputs.exchange_cpu_s, unit="s",
+                               source=_BENCH))
     return rows
 
 

@@ -56,7 +56,8 @@ class ReducerOptions:
         error_feedback: Keep what the codec leaves out for the next time.
         average: Mean over all ranks of all regions; otherwise the sum.
         seed: Of the codec's noise.
-        segment_bytes: Size of a pipeline segment of the whole tensor; None: a sixteenth, within 256 KiB and 4 MiB.
+        segment_bytes: Size of a pipeline segment of the whole tensor; None: one a MiB, at most 16, and none above 4 MiB.
+            Each costs a rank about a millisecond of its cores, which small buckets would pay too often.
         retry: Keep what `again` needs until `commit`; a RailError is then raised by `finish`, after the region's own part.
         replicated: The group's ranks hold equal tensors already: each brings its shards to the other regions, none is summed.
     """
@@ -274,8 +275,9 @@ class HierarchicalReducer:
         return tuple(weight / ranks for weight, ranks in zip(weights, rails.ranks, strict=True)), 1.0 / sum(weights)
 
     def _segments(self, flat: torch.Tensor) -> list[Segment]:
-        size = self._options.segment_bytes or min(max(flat.nbytes // 16, 1 << 18), 1 << 22)
-        step = max(1, size // 4 // self._total) * self._total
+        size = self._options.segment_bytes
+        count = -(-flat.nbytes // size) if size else max(1, min(16, flat.nbytes >> 20), -(-flat.nbytes >> 22))
+        step = max(1, -(-flat.numel() // (count * self._total))) * self._total
         place = Place(self._rank, self._ranks, self._total)
         return [Segment(flat[start : start + step], start, place) for start in range(0, flat.numel(), step)]
 
