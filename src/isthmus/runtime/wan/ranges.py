@@ -18,6 +18,10 @@ class Ranges:
     def __len__(self) -> int:
         return len(self._starts)
 
+    def spans(self) -> list[tuple[int, int]]:
+        """The ranges, in order."""
+        return list(zip(self._starts, self._ends, strict=True))
+
     def fit(self, start: int, end: int) -> Fit:
         """Whether none, all or some of [start, end) is here. An empty range is new."""
         number = bisect_right(self._starts, start)
