@@ -6,6 +6,7 @@ starts again, and with a coordinator it finds its way back into the run.
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -57,7 +58,17 @@ class RegionRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HereRequest:
-    """All regions on this machine over loopback; `regions` gives the ranks of each, `trace` records spans."""
+    """All regions on this machine over loopback.
+
+    Attributes:
+        plan: File.
+        regions: Ranks of each region.
+        folder: For logs, metrics and the coordinator's journal.
+        restarts: How often a region that failed starts again. Not 0: a coordinator runs too, through which the others go on
+            without it and take it back.
+        script: The training script and its arguments.
+        trace: Spans are recorded.
+    """
 
     plan: Path
     regions: dict[str, int]
@@ -164,11 +175,15 @@ def run_here(request: HereRequest, watch: Callable[[Sequence[RegionState]], None
     plan = load_plan(request.plan)
     _check_script(request.script)
     environments = prepare(request.regions, plan, request.folder)
+    survives = bool(request.restarts) and len(request.regions) > 1
     for name, rank in environments:  # what an earlier run left would be read as this one's
         (request.folder / f"{name}-{rank}.log").unlink(missing_ok=True)
         (request.folder / "metrics" / f"{name}-{rank}.jsonl").unlink(missing_ok=True)
     regions = [RegionState(name) for name in request.regions]
+    coordinator = None
     try:
+        if survives:
+            coordinator = _start_coordinator(request.folder, environments)
         for region in regions:
             _start(region, environments, request)
         while any(region.codes is None for region in regions):
@@ -180,6 +195,9 @@ def run_here(request: HereRequest, watch: Callable[[Sequence[RegionState]], None
     finally:
         for region in regions:
             _end(region)
+        if coordinator is not None:
+            coordinator.terminate()
+            coordinator.wait()
     return {region.name: region.codes or {} for region in regions}
 
 
@@ -202,6 +220,20 @@ def _start(region: RegionState, environments: dict[RankKey, dict[str, str]], req
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+
+
+def _start_coordinator(folder: Path, environments: dict[RankKey, dict[str, str]]) -> "subprocess.Popen[bytes]":
+    """The store of this run, on loopback; every rank is told its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    journal = folder / "coordinator.journal"
+    journal.unlink(missing_ok=True)
+    for environment in environments.values():
+        environment["ISTHMUS_COORDINATOR"] = f"tcp://{address}"
+    command = [sys.executable, "-m", "isthmus", "coordinator", "--listen", address, "--journal", str(journal)]
+    with open(folder / "coordinator.log", "wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
 
 def _tend(region: RegionState, environments: dict[RankKey, dict[str, str]], request: HereRequest) -> None:

@@ -108,6 +108,7 @@ class RankEnvironment:
         keys: Folder with the region's certificate (see `isthmus keys`); None: rails are not encrypted.
         insecure: Rails in the clear are allowed beyond the loopback interface.
         trace: Spans are recorded in the metrics.
+        chaos_flip: (round, byte): corrupt that round on purpose, see `runtime.chaos`; None in every real run.
         export: host:port on which the region's rank 0 serves Prometheus metrics, rank r on port + r; None serves none.
     """
 
@@ -126,6 +127,7 @@ class RankEnvironment:
     insecure: bool = False
     trace: bool = False
     export: tuple[str, int] | None = None
+    chaos_flip: tuple[int, int] | None = None
 
     @property
     def regions(self) -> int:
@@ -194,6 +196,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> RankEnvironmen
         insecure=_flag(variables, "ISTHMUS_INSECURE"),
         trace=_flag(variables, "ISTHMUS_TRACE"),
         export=_export(variables, rank),
+        chaos_flip=_chaos_flip(variables),
     )
 
 
@@ -254,6 +257,16 @@ def _export(variables: Mapping[str, str], rank: int) -> tuple[str, int] | None:
     except ValueError as error:
         raise InputError("ISTHMUS_EXPORT", str(error), "a port for loopback only, or host:port") from None
     return host, port + rank
+
+
+def _chaos_flip(variables: Mapping[str, str]) -> tuple[int, int] | None:
+    text = variables.get("ISTHMUS_CHAOS_FLIP")
+    if not text:
+        return None
+    number, _, byte = text.partition(":")
+    if not (number.isascii() and number.isdigit() and byte.isascii() and byte.isdigit()):
+        raise InputError("ISTHMUS_CHAOS_FLIP", f"{text!r} is not ROUND:BYTE", "unset it: it corrupts a run on purpose")
+    return int(number), int(byte)
 
 
 def _path(variables: Mapping[str, str], name: str) -> Path | None:

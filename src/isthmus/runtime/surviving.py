@@ -1,0 +1,185 @@
+"""Rounds of a run that has a coordinator: opened for a rank, watched, and written down."""
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+
+from isthmus.errors import InputError
+from isthmus.plan import Strategy, Survival
+from isthmus.runtime.chaos import Flip, flipping
+from isthmus.runtime.environment import RankEnvironment
+from isthmus.runtime.federation.generation import Generation
+from isthmus.runtime.federation.membership import Membership
+from isthmus.runtime.federation.opening import RailOpener
+from isthmus.runtime.federation.rounds import Rounds
+from isthmus.runtime.federation.states import Attempt, AttemptWork, Committed, Rejoined
+from isthmus.runtime.federation.store import open_store
+from isthmus.runtime.metrics import Metrics
+from isthmus.runtime.wan.door import Door
+from isthmus.runtime.wan.frames import federation_id
+from isthmus.runtime.wan.rail import Rail, RailOptions
+from isthmus.runtime.wan.tls import Identity
+from isthmus.runtime.world import World
+
+__all__ = ["SURVIVING", "WatchedRounds", "load_identity", "open_rounds"]
+
+SURVIVING = ("hierarchical", "local-steps")
+"""Kinds of strategy that go on when a region is lost."""
+
+
+class WatchedRounds:
+    """`Rounds` whose every commit, regroup and hand-over becomes a line of the rank's metrics.
+
+    Attributes:
+        rounds: What does the work.
+        discarded_window: Asked, where the others' state was adopted, for the tokens of this rank's own unfinished window.
+    """
+
+    def __init__(self, rounds: Rounds, metrics: Metrics, flip: Flip | None = None) -> None:
+        self.rounds, self._metrics, self._flip = rounds, metrics, flip
+        self.discarded_window: Callable[[], int] = int
+        self._seen = -1
+
+    @property
+    def generation(self) -> Generation:
+        """The present one."""
+        return self.rounds.generation
+
+    @property
+    def rails(self) -> Mapping[int, Rail]:
+        """This rank's open rails."""
+        return self.rounds.rails
+
+    @property
+    def round(self) -> int:
+        """Number of the next round."""
+        return self.rounds.round
+
+    def open(self) -> Rejoined | None:
+        """See `Rounds.open`."""
+        rejoined = self.rounds.open()
+        self._note_generation("the run begins")
+        if rejoined is not None and rejoined.why not in ("start", "equal"):
+            self._note_discarded(rejoined)
+        return rejoined
+
+    def run(self, attempt: AttemptWork, tokens: int, commit: Callable[[Attempt], None]) -> Committed:
+        """See `Rounds.run`."""
+        digest = 0
+
+        def install(done: Attempt) -> None:
+            nonlocal digest
+            digest = done.digest
+            commit(done)
+
+        if self._flip is not None and self._flip.round == self.rounds.round:
+            attempt, self._flip = flipping(attempt, self._flip), None
+        committed = self.rounds.run(attempt, tokens, install)
+        self._note_generation("a round was repeated" if committed.attempts > 1 else "newcomers")
+        if committed.rejoined is not None:
+            self._note_discarded(committed.rejoined)
+            return committed
+        generation = committed.generation
+        self._metrics.write(
+            "round",
+            generation=generation.number,
+            branch=generation.branch,
+            round=committed.round,
+            regions=list(generation.regions),
+            hash=f"{digest:016x}",
+            counted=dict(committed.tokens),
+            total=self.rounds.tokens,
+            attempts=committed.attempts,
+            lost_s=round(committed.lost_s, 4),
+        )
+        return committed
+
+    def sent_bytes(self) -> int:
+        """Bytes this rank has sent to other regions since the run began here, frames included."""
+        return self.rounds.sent_bytes()
+
+    def _note_generation(self, reason: str) -> None:
+        generation = self.rounds.generation
+        if generation.number != self._seen:
+            self._seen = generation.number
+            self._metrics.write(
+                "regroup",
+                generation=generation.number,
+                branch=generation.branch,
+                regions=list(generation.regions),
+                round=generation.round,
+                reason=reason,
+            )
+
+    def _note_discarded(self, rejoined: Rejoined) -> None:
+        self._metrics.write(
+            "discarded",
+            tokens=rejoined.tokens_discarded + self.discarded_window(),
+            rounds=rejoined.rounds_discarded,
+            why=rejoined.why,
+            fetched_bytes=rejoined.fetched_bytes,
+        )
+
+
+def load_identity(environment: RankEnvironment) -> Identity | None:
+    """This region's keys, where the environment names a folder of them."""
+    return Identity.load(environment.keys, environment.region) if environment.keys is not None else None
+
+
+@contextmanager
+def open_rounds(
+    environment: RankEnvironment,
+    world: World,
+    strategy: Strategy,
+    survival: Survival,
+    metrics: Metrics,
+    terms: dict[str, str],
+) -> Generator[WatchedRounds]:
+    """The rounds of this rank, not yet opened (`WatchedRounds.open`, on the communication thread).
+
+    Args:
+        environment: Has members and a coordinator.
+        world: The region's groups.
+        strategy: A kind out of `SURVIVING`.
+        survival: The plan's.
+        metrics: Takes the lines.
+        terms: What every region must have been started with.
+
+    Raises:
+        InputError: The strategy cannot survive, the address of the coordinator or a key is wrong.
+    """
+    assert environment.members is not None, "rounds without members"
+    assert environment.coordinator is not None, "rounds without a coordinator"
+    if strategy.kind not in SURVIVING:
+        raise InputError(
+            "ISTHMUS_COORDINATOR",
+            f"is set, but a {strategy.kind!r} strategy cannot go on when a region is lost",
+            f"plan {' or '.join(SURVIVING)}, or unset it: a lost region then ends the run",
+        )
+    identity = load_identity(environment)
+    rate = strategy.wan_rate_bytes_per_s
+    options = RailOptions(
+        rate_bytes_per_s=rate / environment.members.rails if rate else None,
+        detect_s=survival.detect_s,
+        insecure=environment.insecure,
+    )
+    own = environment.members.regions[environment.region_index].address(environment.rank)
+    door = Door(
+        own, federation_id(environment.members), environment.region_index, identity, insecure=environment.insecure
+    )
+    rounds = None
+    try:
+        membership = None
+        if environment.rank == 0:
+            store = open_store(environment.coordinator, identity.calling if identity is not None else None)
+            membership = Membership(store, environment.region, environment.members, survival, terms=terms)
+        opener = RailOpener(environment, door, strategy.streams, options)
+        rounds = Rounds(environment, world, membership, opener, survival)
+        flip = Flip(*environment.chaos_flip) if environment.chaos_flip is not None else None
+        yield WatchedRounds(rounds, metrics, flip)
+        rounds.close()
+    except BaseException:
+        if rounds is not None:
+            rounds.abandon()
+        raise
+    finally:
+        door.close()
