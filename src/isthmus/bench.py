@@ -15,7 +15,17 @@ from typing import Any
 from isthmus.emulate import EmulatedLink, Tunnel, open_tunnel
 from isthmus.errors import InfeasibleError
 
-__all__ = ["CodecSpeed", "Exchange", "ExchangeWork", "SpeedRow", "Speeds", "bench_speeds", "rank_environment", "speeds_in"]
+__all__ = [
+    "CodecSpeed",
+    "Exchange",
+    "ExchangeWork",
+    "SpeedRow",
+    "Speeds",
+    "bench_speeds",
+    "combine_ranks",
+    "rank_environment",
+    "speeds_in",
+]
 
 _PORT, _RAIL_PORT = 29500, 29600
 _LIMIT_S = 180.0
@@ -131,7 +141,7 @@ def speeds_in(tunnel: Tunnel, nodes: dict[str, int], buffer_bytes: int, exchange
                     )
         line = _watch_line(tunnel, list(processes.values())) if exchange is not None else []
         found = [_result(name, process, outputs[name]) for name, process in processes.items()]
-    return _combine(buffer_bytes, found, sum(exchange.buckets) if exchange else 0, line)
+    return combine_ranks(buffer_bytes, found, sum(exchange.buckets) if exchange else 0, line)
 
 
 def _members_file(tunnel: Tunnel, nodes: dict[str, int], folder: Path) -> str:
@@ -183,9 +193,17 @@ def _result(name: str, process: subprocess.Popen[Any], output: Path) -> dict[str
     return json.loads(output.read_text(encoding="utf-8"))
 
 
-def _combine(
+def combine_ranks(
     buffer_bytes: int, found: list[dict[str, Any]], exchanged_bytes: int, line: list[tuple[float, float]]
 ) -> Speeds:
+    """Medians of the ranks' speeds, sums of their work, and the delay line's share of it.
+
+    Args:
+        buffer_bytes: What the ranks worked on.
+        found: What each rank printed, see `runtime/rank_speed.py`.
+        exchanged_bytes: fp32 bytes of an exchange; 0 where none was asked for.
+        line: (monotonic time, CPU seconds so far) of the delay line.
+    """
     codecs = {
         name: CodecSpeed(
             encode_bytes_per_s=median(one["codecs"][name]["encode_bytes_per_s"] for one in found),
