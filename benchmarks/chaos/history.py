@@ -60,25 +60,42 @@ class History:
 
 
 def parse_lines(lines: list[Line]) -> list[Stretch]:
-    """Cut one rank's lines into stretches."""
+    """Cut one rank's lines into stretches.
+
+    A round is committed inside the step at whose end it is due, so its line stands before that step's: where it does not say
+    its `step` itself, that is the next one.
+    """
     stretches: list[Stretch] = []
     for line in lines:
-        kind = line["kind"]
-        if kind == "start" or not stretches:
+        if line["kind"] == "start" or not stretches:
             stretches.append(Stretch())
-        current = stretches[-1]
-        if kind == "step":
-            current.steps[line["step"]] = line
-        elif kind == "round":
-            current.rounds.append(line)
-        elif kind == "eval":
-            current.evaluations.append(line)
-        elif kind == "discarded":
-            current.discarded = line
+        _take(stretches[-1], line)
+        if line["kind"] == "discarded":
             stretches.append(Stretch(restarted=False))
-        elif kind == "end":
-            current.end = line
+    for stretch in stretches:
+        for line in stretch.rounds:
+            line.setdefault("step", max(stretch.steps, default=0) + 1)
     return stretches
+
+
+def _take(stretch: Stretch, line: Line) -> None:
+    match line["kind"]:
+        case "step":
+            stretch.steps[line["step"]] = line
+            for each in stretch.rounds[::-1]:
+                if "step" in each:
+                    break
+                each["step"] = line["step"]
+        case "round":
+            stretch.rounds.append(line)
+        case "eval":
+            stretch.evaluations.append(line)
+        case "discarded":
+            stretch.discarded = line
+        case "end":
+            stretch.end = line
+        case _:
+            pass
 
 
 def read_history(folder: Path) -> History:

@@ -122,10 +122,16 @@ def _ours(
         "flat_master": f"{tunnel.address(HOME, 0)}:29400",
     }
     (folder / "members.json").write_text(json.dumps(members), encoding="utf-8")
+    keys = [sys.executable, "-m", "isthmus", "keys", HOME, AWAY, "-o", str(folder / "keys")]
+    subprocess.run(keys, check=True, capture_output=True)
+    listen = f"{tunnel.address(HOME, 0)}:29700"
+    coordinator = [sys.executable, "-m", "isthmus", "coordinator", "--listen", listen, "--keys", str(folder / "keys")]
+    started.servers.append(_launch(tunnel, HOME, coordinator, environment, folder / "coordinator.log"))
     return {
         region: {
             "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": tunnel.address(region, 0), "MASTER_PORT": "29500",
             "ISTHMUS_REGION": region, "ISTHMUS_MEMBERS": str(folder / "members.json"), "ISTHMUS_PLAN": str(folder / "plan.yaml"),
+            "ISTHMUS_COORDINATOR": f"tcp://{listen}", "ISTHMUS_KEYS": str(folder / "keys"),
         }
         for region in (HOME, AWAY)
     }

@@ -38,6 +38,19 @@ def test_a_run_that_keeps_the_laws_has_no_findings(seed: int, regions: dict[str,
     assert findings(make_up(seed, regions, ROUNDS, INNER, kills), regions) == []
 
 
+@given(seed=st.integers(0, 10**6), regions=SHAPES, kills=KILLS)
+def test_rounds_that_do_not_name_their_step_belong_to_the_step_that_follows(
+    seed: int, regions: dict[str, int], kills: dict[int, str]
+) -> None:
+    made = make_up(seed, regions, ROUNDS, INNER, kills)
+    named = History({key: parse_lines(copy.deepcopy(lines)) for key, lines in made.lines.items()})
+    for lines in made.lines.values():
+        for line in lines:
+            if line["kind"] == "round":
+                del line["step"]
+    assert History({key: parse_lines(lines) for key, lines in made.lines.items()}) == named
+
+
 def _other_bits(lines: Lines, rng: random.Random) -> None:
     rng.choice([line for line in lines["ash", 0] if line["kind"] == "round"])["hash"] = "bad"
 
