@@ -93,6 +93,10 @@ class WatchedRounds:
         )
         return committed
 
+    def close(self) -> None:
+        """See `Rounds.close`."""
+        self.rounds.close()
+
     def sent_bytes(self) -> int:
         """Bytes this rank has sent to other regions since the run began here, frames included."""
         return self.rounds.sent_bytes()
@@ -134,7 +138,7 @@ def open_rounds(
     metrics: Metrics,
     terms: dict[str, str],
 ) -> Generator[WatchedRounds]:
-    """The rounds of this rank, not yet opened (`WatchedRounds.open`, on the communication thread).
+    """The rounds of this rank; to be opened and closed (`WatchedRounds`) on the communication thread inside.
 
     Args:
         environment: Has members and a coordinator.
@@ -176,7 +180,6 @@ def open_rounds(
         rounds = Rounds(environment, world, membership, opener, survival)
         flip = Flip(*environment.chaos_flip) if environment.chaos_flip is not None else None
         yield WatchedRounds(rounds, metrics, flip)
-        rounds.close()
     except BaseException:
         if rounds is not None:
             rounds.abandon()
