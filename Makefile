@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 FABRIC ?= examples/shenzhen-shanghai.yaml
+SEED ?= 0
 WORKLOAD ?= examples/workloads/llama-3-8b-256k.yaml
 
-.PHONY: try test test-tunnel check bench quality clean help
+.PHONY: try test test-tunnel check bench bench-peers quality chaos chaos-sample clean help
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -43,6 +44,18 @@ bench: $(STAMP)
 ## make quality  final loss of int4 and local steps against every-step fp32 (three seeds, about 12 minutes)
 quality: $(STAMP)
 	$(BIN)/python benchmarks/quality.py
+
+## make bench-peers  torchft, hivemind and isthmus beside each other (own environments in build/peers; about 25 minutes)
+bench-peers: $(STAMP)
+	$(BIN)/python benchmarks/peers/run.py --json build/peers/runs.json
+
+## make chaos    200 scripted faults over 2, 3 and 4 regions (about an hour); SEED=n draws others
+chaos: $(STAMP)
+	$(BIN)/python benchmarks/chaos/run.py --seed $(SEED)
+
+## make chaos-sample  20 of them, for CI
+chaos-sample: $(STAMP)
+	$(BIN)/python benchmarks/chaos/run.py --sample --seed $(SEED)
 
 ## make clean    remove the environment and caches
 clean:
