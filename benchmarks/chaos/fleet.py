@@ -21,6 +21,7 @@ DOOR_PORT, RANK_PORT, STORE_PORT, PEER_PORT = 29600, 39600, 29700, 29800
 DETECT_S, GRACE_S = 2.0, 2.0
 INNER, BATCH, POSITIONS, STEP_S = 5, 4, 64, 0.04
 LINK_BYTES_PER_S, RTT_S = 2.5e6, 0.010
+CHECKPOINT_BYTES = 16 << 20  # room for all of a run's checkpoints, and to be filled in no time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,7 @@ class Fleet:
     ranks: dict[tuple[str, int], subprocess.Popen[Any]] = field(default_factory=dict)
     proxies: dict[tuple[str, int], subprocess.Popen[Any]] = field(default_factory=dict)
     servers: list[subprocess.Popen[Any]] = field(default_factory=list)
+    mounted: bool = False
 
     @property
     def metrics(self) -> Path:
@@ -81,6 +83,11 @@ class Fleet:
             for name, ranks in self.scenario.regions.items()
         ]
         (folder / "members.json").write_text(json.dumps({"regions": regions}), encoding="utf-8")
+        self.checkpoints.mkdir()
+        if os.geteuid() == 0:
+            mount = ["mount", "-t", "tmpfs", "-o", f"size={CHECKPOINT_BYTES}", "isthmus-chaos", str(self.checkpoints)]
+            subprocess.run(mount, check=True)
+            self.mounted = True
         if self.scenario.tls:
             command = [sys.executable, "-m", "isthmus", "keys", *self.scenario.regions, "-o", str(folder / "keys")]
             subprocess.run(command, check=True, capture_output=True)
@@ -146,6 +153,9 @@ class Fleet:
         for process in [*self.ranks.values(), *self.proxies.values(), *self.servers]:
             _send(process, signal.SIGKILL)
             process.wait()
+        if self.mounted:
+            subprocess.run(["umount", "--lazy", str(self.checkpoints)], check=True)
+            self.mounted = False
 
     def _environment(self, region: str, rank: int, host: str) -> dict[str, str]:
         folder, hosts = self.setup.folder, [self.tunnel.address(WITNESS, number) for number in range(3)][: len(self.servers)]
@@ -158,6 +168,7 @@ class Fleet:
             "MASTER_PORT": "29500", "ISTHMUS_REGION": region, "ISTHMUS_MEMBERS": str(folder / "members.json"),
             "ISTHMUS_PLAN": str(folder / "plan.yaml"), "ISTHMUS_METRICS": str(self.metrics),
             "ISTHMUS_COORDINATOR": f"{scheme}://{servers}", "CHAOS_LISTEN": f"{host}:{RANK_PORT}", "CHAOS_STEP_S": str(STEP_S),
+            "CHAOS_CHECKPOINTS": str(self.checkpoints),
         }  # fmt: skip
 
     def _launch(self, region: str, node: int, argv: list[str], log: str, environment: dict[str, str]) -> subprocess.Popen[Any]:

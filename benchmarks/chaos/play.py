@@ -12,6 +12,7 @@ from chaos.faults import Fault, Kind
 from chaos.fleet import INNER, WITNESS, Fleet
 from chaos.history import History, Line, read_history
 from isthmus.emulate import EmulatedLink
+from isthmus.runtime.checkpoint import latest
 
 __all__ = ["Player", "StuckError"]
 
@@ -135,22 +136,26 @@ class Player:
 
     def _fill(self, fault: Fault) -> float:
         """Fill the file system that checkpoints go to, until one has failed for want of room; then make room."""
-        began_s, filler = time.time(), self.fleet.checkpoints / "filler"
-        failed, log = self._failed_checkpoints(), f"{fault.region}-0"
+        began_s, filler, folder = time.time(), self.fleet.checkpoints / "filler", self.fleet.checkpoints
+        failed, before = self._failed_checkpoints(fault.region), latest(folder, fault.region)
         with open(filler, "wb") as stream, contextlib.suppress(OSError):
             while True:
                 stream.write(bytes(4096))
                 stream.flush()
         try:
-            self.until(lambda: self._failed_checkpoints() > failed, HEAL_LIMIT_S, f"a checkpoint of {log} that fails")
+            what = f"a checkpoint of {fault.region} that fails for want of room"
+            self.until(lambda: self._failed_checkpoints(fault.region) > failed, HEAL_LIMIT_S, what)
             time.sleep(fault.duration_s)
+            after = latest(folder, fault.region)
         finally:
             filler.unlink()
+        if before is not None and (after is None or after.step < before.step):
+            raise StuckError(f"the checkpoint of step {before.step} did not outlive the full disk")
         return began_s
 
-    def _failed_checkpoints(self) -> int:
-        paths = [path for path in self.fleet.metrics.glob("*-0.jsonl")]
-        return sum(path.read_text(encoding="utf-8").count('"kind":"checkpoint","ok":false') for path in paths)
+    def _failed_checkpoints(self, region: str) -> int:
+        lines = (self.fleet.metrics / f"{region}-0.jsonl").read_text(encoding="utf-8").splitlines()
+        return sum('"kind":"checkpoint"' in line and '"ok":false' in line for line in lines)
 
     def _together(self, since_s: float, limit_s: float, what: str) -> bool:
         """Wait for QUIET_ROUNDS rounds of all regions after `since_s`; False where training is over before."""

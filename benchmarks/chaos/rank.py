@@ -2,6 +2,7 @@
 
 CHAOS_LISTEN=host:port: the rank listens there, while members.json names a proxy's address. SIGUSR1: one bit of the next large
 message is flipped in memory, after it was decrypted and its checksum proven.
+CHAOS_CHECKPOINTS=DIR: a checkpoint there every CHECKPOINT_STEPS steps; one that fails is written down and training goes on.
 CHAOS_STEP_S: seconds that every step takes at least (an accelerator would compute; here it leaves the cores to others).
 """
 
@@ -9,15 +10,19 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from isthmus.runtime import checkpoint
+from isthmus.runtime.cluster import Cluster
 from isthmus.runtime.demo import train
 from isthmus.runtime.wan.door import Door
 from isthmus.runtime.wan.rail import Rail
 
-LARGE_BYTES = 1000
+LARGE_BYTES, CHECKPOINT_STEPS, CHECKPOINTS_KEPT = 1000, 25, 2
 
 
 class Flipper:
@@ -75,7 +80,30 @@ def take_time(step_s: float) -> None:
     train.next_byte_loss = slow
 
 
+def keep_checkpoints(folder: Path) -> None:
+    """Have `cluster.step` write the model's parameters now and then, before it trains."""
+    trained = Cluster.step
+
+    def step(cluster: Cluster, model: torch.nn.Module, *rest: Any) -> Any:
+        number = cluster.trained_steps
+        if number and number % CHECKPOINT_STEPS == 0:
+            group = dist.group.WORLD if cluster.environment.world_size > 1 else None
+            place = checkpoint.step_folder(folder, number, cluster.region)
+            try:
+                checkpoint.save(place, checkpoint.Parts(shared=dict(model.state_dict()), own={}), group)
+                if cluster.environment.rank == 0:
+                    checkpoint.forget(folder, cluster.region, CHECKPOINTS_KEPT)
+                cluster._metrics.write("checkpoint", ok=True, step=number)  # type: ignore[arg-type]
+            except checkpoint.CheckpointError as error:
+                cluster._metrics.write("checkpoint", ok=False, step=number, error=str(error))  # type: ignore[arg-type]
+        return trained(cluster, model, *rest)
+
+    Cluster.step = step  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
+    if "CHAOS_CHECKPOINTS" in os.environ:
+        keep_checkpoints(Path(os.environ["CHAOS_CHECKPOINTS"]))
     Flipper().install()
     if "CHAOS_LISTEN" in os.environ:
         listen_elsewhere(os.environ["CHAOS_LISTEN"])
