@@ -1,6 +1,6 @@
 """All-reduce over two regions of two nodes in the wind tunnel: hierarchical over rails, beside gloo's flat one.
 
-    python benchmarks/all_reduce.py [--quick] [--case NAME ...] [--json FILE]
+    python benchmarks/all_reduce.py [--quick] [--case NAME ...] [--tls] [--loopback] [--json FILE]
 
 The limit is what no all-reduce of full precision can beat: every byte of the tensor must leave each region once,
 
@@ -13,11 +13,14 @@ a common start until the last of the four ranks has finished.
 """
 
 import argparse
+import contextlib
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,29 +62,41 @@ def limit_s(case: Case, size_bytes: int) -> tuple[float, float]:
 
 
 class Ranks:
-    """The four processes; every command goes to all, with a common start time, and returns the last one's end."""
+    """The processes of all regions; every command goes to all, with a common start time, and returns the last one's end.
 
-    def __init__(self, tunnel: Any, streams: int, rate_bytes_per_s: float | None) -> None:
-        addresses = {region: [tunnel.address(region, node) for node in range(count)] for region, count in REGIONS.items()}
-        members = {
-            "regions": [{"name": name, "rails": [f"{host}:29600" for host in hosts]} for name, hosts in addresses.items()],
-            "flat_master": f"{addresses[ENDS[0]][0]}:29400",
-        }
-        path = Path(tunnel.folder) / "members.json"
-        path.write_text(json.dumps(members))
-        self._processes: list[subprocess.Popen[str]] = []
-        for region, hosts in addresses.items():
-            for node in range(len(hosts)):
+    Each rank opens one rail in the clear and, with `tls`, one inside TLS, on the next port.
+    """
+
+    def __init__(self, net: "TunnelNet | LoopbackNet", streams: int, rate_bytes_per_s: float | None, *, tls: bool) -> None:
+        from isthmus.keys import make_keys
+
+        regions, folder = net.regions, net.folder
+        make_keys(list(regions), folder / "keys")
+        for name, shift in (("plain", 0), ("tls", 1)):
+            listed = [
+                {"name": region, "rails": [net.rail(region, node, shift) for node in range(count)]}
+                for region, count in regions.items()
+            ]
+            (folder / f"{name}.json").write_text(json.dumps({"regions": listed, "flat_master": net.master}))
+        options = json.dumps({"streams": streams, "rate": rate_bytes_per_s, "folder": str(folder), "tls": tls})
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for region, count in regions.items():
+            for node in range(count):
                 environment = {
-                    "PATH": "/usr/bin:/bin", "GLOO_SOCKET_IFNAME": "eth0", "RANK": str(node), "WORLD_SIZE": str(len(hosts)),
-                    "MASTER_ADDR": hosts[0], "MASTER_PORT": "29500", "ISTHMUS_REGION": region, "ISTHMUS_MEMBERS": str(path),
-                    "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent / "src"),
+                    "PATH": "/usr/bin:/bin", "GLOO_SOCKET_IFNAME": net.interface, "RANK": str(node), "WORLD_SIZE": str(count),
+                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "ISTHMUS_REGION": region,
+                    "ISTHMUS_MEMBERS": str(folder / "plain.json"), "ISTHMUS_INSECURE": "1", "OMP_NUM_THREADS": "1",
+                    "PYTHONPATH": str(Path(__file__).parent.parent / "src"),
                 }
-                argv = [sys.executable, __file__, "--rank", json.dumps([streams, rate_bytes_per_s])]
-                self._processes.append(
-                    tunnel.start(region, node, argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-                )
+                self._processes.append(net.start(region, node, [sys.executable, __file__, "--rank", options], environment))
         self._answers()
+
+    def stop(self) -> None:
+        """Let the ranks end."""
+        for process in self._processes:
+            process.stdin.close()
+        for process in self._processes:
+            process.wait(30)
 
     def ask(self, **command: Any) -> tuple[float, list[Any]]:
         """Seconds from the common start to the last end, and what every rank found."""
@@ -102,9 +117,45 @@ class Ranks:
         return answers
 
 
-def run_rank(streams: int, rate_bytes_per_s: float | None) -> None:
+class TunnelNet:
+    """Where the ranks run: nodes of a wind tunnel."""
+
+    interface = "eth0"
+
+    def __init__(self, tunnel: Any, regions: dict[str, int]) -> None:
+        self._tunnel, self.regions, self.folder = tunnel, regions, Path(tunnel.folder)
+        self.master = f"{tunnel.address(next(iter(regions)), 0)}:29400"
+
+    def rail(self, region: str, node: int, shift: int) -> str:
+        return f"{self._tunnel.address(region, node)}:{29600 + shift}"
+
+    def start(self, region: str, node: int, argv: list[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+        return self._tunnel.start(region, node, argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+class LoopbackNet:
+    """Where the ranks run: this machine, over 127.0.0.1."""
+
+    interface = "lo"
+
+    def __init__(self, folder: Path, regions: dict[str, int]) -> None:
+        self.folder, self.regions = folder, regions
+        with contextlib.ExitStack() as stack:
+            count = 2 * sum(regions.values()) + 1
+            ports = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(count)]
+        self.master, self._ports = f"127.0.0.1:{ports.pop()}", ports
+
+    def rail(self, region: str, node: int, shift: int) -> str:
+        number = sum(count for name, count in self.regions.items() if name < region) + node
+        return f"127.0.0.1:{self._ports[2 * number + shift]}"
+
+    def start(self, region: str, node: int, argv: list[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def run_rank(options: dict[str, Any]) -> None:
     """One rank: obey the commands on stdin."""
-    rank = Rank(streams, rate_bytes_per_s)
+    rank = Rank(options)
     print(json.dumps({"end": 0.0, "found": None}), flush=True)
     for line in sys.stdin:
         command = json.loads(line)
@@ -112,32 +163,45 @@ def run_rank(streams: int, rate_bytes_per_s: float | None) -> None:
         time.sleep(max(0.0, command["at"] - time.monotonic()))
         found = rank.obey(command["do"], command.get("codec", "none"))
         print(json.dumps({"end": time.monotonic(), "found": found}), flush=True)
-    rank.rail.close()
+    for rail in rank.rails.values():
+        rail.close()
 
 
 class Rank:
-    """A rank's groups, its rail, and the tensor that is being reduced."""
+    """A rank's groups, its rails, and the tensor that is being reduced."""
 
-    def __init__(self, streams: int, rate_bytes_per_s: float | None) -> None:
+    def __init__(self, options: dict[str, Any]) -> None:
         import torch
         import torch.distributed as dist
 
         from isthmus.runtime.collectives.hierarchical import HierarchicalReducer
-        from isthmus.runtime.environment import read_environment, split_address
+        from isthmus.runtime.environment import read_environment, read_members, split_address
         from isthmus.runtime.wan.rail import Rail, RailOptions
+        from isthmus.runtime.wan.tls import Identity
 
         torch.set_num_threads(1)
-        place = read_environment()
+        place, folder = read_environment(), Path(options["folder"])
         assert place.members is not None
         assert place.members.flat_master is not None
         host, port = split_address(place.members.flat_master)
         self.ranks, self.number = place.global_size, place.global_rank
         dist.init_process_group("gloo", init_method=f"tcp://{host}:{port}", rank=self.number, world_size=self.ranks)
-        groups = [dist.new_group(list(range(region * 2, region * 2 + 2))) for region in range(place.regions)]
-        options = RailOptions(congestion="", rate_bytes_per_s=rate_bytes_per_s)
-        self.rail = Rail.open(place.members, place.region_index, place.rank, streams, 60.0, options)
-        group = groups[place.region_index]
-        self.reducers = {codec: HierarchicalReducer(group, self.rail, codec) for codec in ("none", "bf16", "int8", "int4")}
+        group, first = None, 0
+        for region in place.members.regions:
+            made = dist.new_group(list(range(first, first + region.ranks))) if region.ranks > 1 else None
+            group = made if region.name == place.region else group
+            first += region.ranks
+        self.rails, self.reducers = {}, {}
+        for way in ("plain", "tls") if options["tls"] else ("plain",):
+            rail_options = RailOptions(
+                congestion="", rate_bytes_per_s=options["rate"], insecure=True, early_bytes_max=1 << 28,
+                identity=Identity.load(folder / "keys", place.region) if way == "tls" else None,
+            )
+            members = read_members(folder / f"{way}.json")
+            rail = Rail.open(members, place.region_index, place.rank, options["streams"], 60.0, rail_options)
+            self.rails[way] = rail
+            for codec in ("none", "int8", "int4") if way == "plain" else ("none",):
+                self.reducers[way, codec] = HierarchicalReducer(group, rail, codec)
         self.tensor = self.kept = torch.empty(0)
 
     def take(self, size_bytes: int) -> None:
@@ -157,7 +221,9 @@ class Rank:
 
         match do:
             case "hierarchical":
-                self.reducers[codec].all_reduce_(self.tensor, 1)
+                self.reducers["plain", codec].all_reduce_(self.tensor, 1)
+            case "tls":
+                self.reducers["tls", codec].all_reduce_(self.tensor, 1)
             case "flat":
                 dist.all_reduce(self.tensor)
                 self.tensor.mul_(1 / self.ranks)
@@ -170,11 +236,11 @@ class Rank:
             case "hash":
                 return f"{fingerprint([self.tensor]):016x}"
             case "links":
-                return {name: asdict(use) for name, use in self.rail.counters().items()}
+                return {name: asdict(use) for name, use in self.rails["plain"].counters().items()}
         return None
 
 
-def run_case(case: Case, only_bytes: int | None = None) -> list[dict[str, Any]]:
+def run_case(case: Case, only_bytes: int | None = None, *, tls: bool = False) -> list[dict[str, Any]]:
     """All sizes of one case: rows of figures."""
     from isthmus.emulate import EmulatedLink, TcpSettings, open_tunnel
     from isthmus.runtime.wan.shape import choose_streams
@@ -184,15 +250,17 @@ def run_case(case: Case, only_bytes: int | None = None) -> list[dict[str, Any]]:
     rows = []
     for size in case.sizes_bytes if only_bytes is None else (only_bytes,):
         with open_tunnel(REGIONS, [link], tcp=TcpSettings(congestion=case.congestion)) as tunnel:
-            ranks = Ranks(tunnel, streams, case.rate_bytes_per_s / 2)
-            rows.append(measure(case, size, streams, tunnel, ranks))
+            ranks = Ranks(TunnelNet(tunnel, REGIONS), streams, case.rate_bytes_per_s / 2, tls=tls)
+            rows.append(measure(case, size, tunnel, ranks, tls=tls) | {"streams": streams})
+            ranks.stop()
     return rows
 
 
-def measure(case: Case, size: int, streams: int, tunnel: Any, ranks: Ranks) -> dict[str, Any]:
+def measure(case: Case, size: int, tunnel: Any, ranks: Ranks, *, tls: bool) -> dict[str, Any]:
     """Cold, warm (in turns) and idle figures of one size."""
-    cold = {way: ranks.ask(do=way, size_bytes=size)[0] for way in ("hierarchical", "flat")}
-    warm: dict[str, list[float]] = {"hierarchical": [], "flat": []}
+    ways = ("hierarchical", "tls", "flat") if tls else ("hierarchical", "flat")
+    cold = {way: ranks.ask(do=way, size_bytes=size)[0] for way in ways}
+    warm: dict[str, list[float]] = {way: [] for way in ways}
     wire = {}
     for way in warm:
         ranks.ask(do=way, size_bytes=size)
@@ -215,7 +283,7 @@ def measure(case: Case, size: int, streams: int, tunnel: Any, ranks: Ranks) -> d
     links = ranks.ask(do="links")[1][0]
     bytes_s, latency_s = limit_s(case, size)
     return {
-        "case": case.name, "size_bytes": size, "goal": case.goal, "streams": streams, "congestion": tunnel.congestion,
+        "case": case.name, "size_bytes": size, "goal": case.goal, "congestion": tunnel.congestion,
         "bytes_s": bytes_s, "latency_s": latency_s, "limit_s": bytes_s + latency_s, "warm": warm, "cold": cold, "idle": idle,
         "median": {way: statistics.median(seconds) for way, seconds in warm.items()}, "wire_bytes": wire,
         "bit_identical": len(hashes) == 1, "difference": max(ranks.ask(do="difference", size_bytes=size)[1]),
@@ -224,12 +292,40 @@ def measure(case: Case, size: int, streams: int, tunnel: Any, ranks: Ranks) -> d
     }
 
 
+def run_loopback(size: int, repeats: int = 7) -> bool:
+    """Plain, TLS and gloo over 127.0.0.1 in turns; whether plain is as fast as gloo and TLS half as fast."""
+    kept = True
+    for regions in ({"east": 1, "west": 1}, {"east": 2, "west": 2}):
+        with tempfile.TemporaryDirectory() as folder:
+            ranks = Ranks(LoopbackNet(Path(folder), regions), 2, None, tls=True)
+            times: dict[str, list[float]] = {"hierarchical": [], "tls": [], "flat": []}
+            for number in range(repeats + 1):
+                for way, found in times.items():
+                    seconds = ranks.ask(do=way, size_bytes=size)[0]
+                    if number:
+                        found.append(seconds)
+            hashes = set(ranks.ask(do="hash", size_bytes=size)[1])
+            ranks.stop()
+        median = {way: statistics.median(found) for way, found in times.items()}
+        print(f"\nloopback, {len(regions)} regions of {regions['east']}, {size / 1e6:g} MB, bits equal: {len(hashes) == 1}")
+        for way, label, goal in (("hierarchical", "plain", 1.0), ("tls", "TLS", 0.5), ("flat", "gloo", None)):
+            ratio = median["flat"] / median[way]
+            verdict = "" if goal is None else f" (goal >= {goal:g}: {'met' if ratio >= goal else 'MISSED'})"
+            kept = kept and (goal is None or ratio >= goal)
+            print(f"  {label:6s} {median[way]:.3f} s = {size / median[way] / 1e6:.0f} MB/s, {min(times[way]):.3f} to "
+                  f"{max(times[way]):.3f}, n = {repeats}: {ratio:.2f} x gloo's speed{verdict}", flush=True)
+    return kept
+
+
 def show(row: dict[str, Any]) -> None:
     """Print one row, both terms of its limit first."""
     limit, median = row["limit_s"], row["median"]
     print(f"\n{row['case']}: {row['size_bytes'] / 1e6:g} MB, {row['streams']} streams a rail, {row['link']['congestion']}")
     print(f"  limit {limit:.3f} s = {row['bytes_s']:.3f} s bytes / rate + {row['latency_s']:.3f} s RTT / 2")
-    for way, label in (("hierarchical", "hierarchical"), ("flat", "gloo flat")):
+    labels = {"hierarchical": "hierarchical", "tls": "inside TLS", "flat": "gloo flat"}
+    for way, label in labels.items():
+        if way not in median:
+            continue
         spread = row["warm"][way]
         print(f"  {label:13s} {median[way]:.3f} s = {median[way] / limit:.3f} x limit ({min(spread) / limit:.3f} to "
               f"{max(spread) / limit:.3f}, n = {len(spread)}), cold {row['cold'][way] / limit:.3f} x, "
@@ -240,6 +336,9 @@ def show(row: dict[str, Any]) -> None:
     verdict = "met" if median["hierarchical"] <= row["goal"] * limit else "MISSED"
     print(f"  goal <= {row['goal']:g} x: {verdict}; bits equal on all ranks: {row['bit_identical']}; largest difference to "
           f"gloo's mean {row['difference']:.1e}; {row['link']['retransmits']} retransmits on rail 0")
+    if "tls" in median:
+        print(f"  TLS costs {median['tls'] / median['hierarchical'] - 1:+.1%} (goal <= 5%: "
+              f"{'met' if median['tls'] <= 1.05 * median['hierarchical'] else 'MISSED'})")
     print(f"  delay line late p99 {row['late_p99_s'] * 1e3:.2f} ms; load average {row['load_average']:.1f} on "
           f"{os.cpu_count()} cores", flush=True)
 
@@ -250,16 +349,20 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one small case, for CI")
     parser.add_argument("--case", action="append", help="run only the case of this name")
     parser.add_argument("--mb", type=float, help="run only this size, in 10^6 bytes")
+    parser.add_argument("--tls", action="store_true", help="also inside TLS, in the same ranks, in turns")
+    parser.add_argument("--loopback", action="store_true", help="only on loopback, where the processor is the limit")
     parser.add_argument("--json", type=Path, help="write all figures there")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank is not None:
-        run_rank(*json.loads(arguments.rank))
+        run_rank(json.loads(arguments.rank))
         return 0
+    if arguments.loopback:
+        return 0 if run_loopback(int((arguments.mb or 64) * 1e6)) else 1
     rows = []
     for case in QUICK if arguments.quick else CASES:
         if arguments.case is None or case.name in arguments.case:
-            for row in run_case(case, None if arguments.mb is None else int(arguments.mb * 1e6)):
+            for row in run_case(case, None if arguments.mb is None else int(arguments.mb * 1e6), tls=arguments.tls):
                 show(row)
                 rows.append(row)
     if arguments.json:
