@@ -151,7 +151,7 @@ class Mail:
         if not self.crossing:
             return None
         into = torch.empty(1, dtype=torch.float64)
-        return into, self.rail.receive(peer, message_tag(0, slot, NUMBER, 0), into)
+        return into, self._receive(peer, message_tag(0, slot, NUMBER, 0), into)
 
     def hear(self, asked: tuple[torch.Tensor, Ticket]) -> float:
         """The number asked for."""
@@ -189,7 +189,7 @@ class Mail:
         shape, dtype = self._shape_from(source, shape_tag)
         into = torch.empty(shape, dtype=dtype)
         if into.numel():
-            self.wait(self.rail.receive(source, tag, into))
+            self.wait(self._receive(source, tag, into))
         return into
 
     def wait(self, ticket: Ticket) -> None:
@@ -216,8 +216,9 @@ class Mail:
                 ticket.wait(_SLICE_S)
                 return
             except PeerLostError:
-                if ticket.done:
-                    raise
+                if ticket.done:  # perhaps just after the slice ended: its own answer counts
+                    ticket.wait()
+                    return
                 for watch in self._watch.values():
                     if watch.done and not ticket.done:
                         watch.wait()  # raises: some region is gone, so this step cannot end
@@ -249,7 +250,7 @@ class Mail:
                 data = self._buffers.take(encoded_bytes(self.codec, tensor.numel()))
             peer = self._source(op)
             assert peer is not None
-            self._posted[op] = _Expected(tensor, data, self.rail.receive(peer, self._tag(boundary, op), data))
+            self._posted[op] = _Expected(tensor, data, self._receive(peer, self._tag(boundary, op), data))
             self._to_post.popleft()
 
     def _learn_shape(self, boundary: int) -> None:
@@ -260,9 +261,16 @@ class Mail:
 
     def _shape_from(self, peer: int, tag: int) -> tuple[torch.Size, torch.dtype]:
         into = bytearray(_SHAPE.size)
-        self.wait(self.rail.receive(peer, tag, into))
+        self.wait(self._receive(peer, tag, into))
         dtype, dims, *sizes = _SHAPE.unpack(into)
         return torch.Size(sizes[:dims]), list(_DTYPES)[dtype]
+
+    def _receive(self, peer: int, tag: int, into: torch.Tensor | bytearray) -> Ticket:
+        try:
+            return self.rail.receive(peer, tag, into)
+        except PeerLostError as error:
+            self._name_the_lost(error)
+            raise
 
     def _put(self, peer: int, tag: int, data: torch.Tensor, flow: int | None, *, pooled: bool = False) -> None:
         if data.numel():

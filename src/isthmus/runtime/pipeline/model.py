@@ -30,6 +30,7 @@ LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _Parts = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]  # micro-batches of inputs and of targets
 CODECS = ("none", "bf16", "int8")
 _MEASURED_STEP = 1  # the first step is slower: memory is new
+_JITTER = 1.5  # run ahead for so much more than the least latency: what comes late then still comes in time
 _FINGERPRINT_BITS = 52  # of a float64
 
 
@@ -354,7 +355,7 @@ class PipelinedModel(nn.Module):
         if self._steps != _MEASURED_STEP + 1:
             return
         following = (self.region + 1) % self.shape.regions
-        latency_s = self._rail.counters()[self._rail.names[following]].rtt_s_min / 2
+        latency_s = _JITTER * self._rail.counters()[self._rail.names[following]].rtt_s_min / 2
         rate = self.strategy.wan_rate_bytes_per_s
         passes_s = [median(self.timing.seconds(backward=backward)) for backward in (False, True)]
         mine = [*passes_s, latency_s, self._mail.largest_bytes()]
