@@ -31,7 +31,9 @@ __all__ = [
     "save_plan",
 ]
 
-CodecName = Literal["none", "bf16", "int8", "int4"]
+CodecName = Literal[
+    "none", "bf16", "int8", "int7", "int6", "int5", "int4", "int3", "int2", "sign", "sign-majority", "topk", "topk-int4", "powersgd"
+]
 Weight = Literal["equal", "tokens"]
 OnPartition = Literal["wait", "continue"]
 PipelineSchedule = Literal["1f1b", "interleaved"]

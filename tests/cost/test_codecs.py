@@ -1,15 +1,34 @@
 """The planner's codec sizes are the runtime's, byte for byte."""
 
+from typing import get_args
+
 import pytest
 
-from isthmus.cost.codecs import codec_ratio
+from isthmus.cost.codecs import BLOCK_ELEMENTS, codec_ratio, low_rank_ratio
+from isthmus.errors import InfeasibleError
 from isthmus.plan import CodecName
 
 codecs = pytest.importorskip("isthmus.runtime.codecs.coding", exc_type=ImportError)
+DENSE = [name for name in get_args(CodecName) if name not in ("topk", "topk-int4", "powersgd")]
 
 
-@pytest.mark.parametrize("codec", ["none", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("codec", DENSE)
 @pytest.mark.parametrize("blocks", [1, 7, 4096])
 def test_encoded_bytes_of_whole_blocks_are_the_predicted_share(codec: CodecName, blocks: int) -> None:
-    elements = blocks * codecs.BLOCK_ELEMENTS
+    elements = blocks * BLOCK_ELEMENTS.get(codec, 256)
     assert codecs.encoded_bytes(codec, elements) == elements * 4 * codec_ratio(codec)
+
+
+@pytest.mark.parametrize("codec", ["topk", "topk-int4"])
+@pytest.mark.parametrize("density", [0.0001, 0.01, 0.1, 0.5, 1.0])
+def test_encoded_bytes_of_top_k_are_the_predicted_share(codec: CodecName, density: float) -> None:
+    # 256 blocks of 4096: the kept values are then whole blocks of the inner codec, and the places whole words of 4 bytes.
+    elements = 256 * 4096
+    assert codecs.encoded_bytes(codecs.Codec(codec, density), elements) == elements * 4 * codec_ratio(codec, density)
+
+
+def test_low_rank_of_a_matrix_too_small_for_it_is_the_matrix() -> None:
+    assert low_rank_ratio(1024, 1024, 4) == 4 * 2048 / 1024**2
+    assert low_rank_ratio(4, 4, 4) == 1.0
+    with pytest.raises(InfeasibleError, match="low_rank_ratio"):
+        codec_ratio("powersgd")

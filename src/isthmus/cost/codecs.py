@@ -1,19 +1,56 @@
 """Bytes that the codecs of the plan put on the wire, per byte of fp32 input."""
 
+from isthmus.errors import InfeasibleError
 from isthmus.plan import CodecName
 
-__all__ = ["BLOCK_ELEMENTS", "SCALE_BYTES", "codec_ratio"]
+__all__ = ["BLOCK_ELEMENTS", "SCALE_BYTES", "SPARSE_BLOCK_ELEMENTS", "codec_ratio", "low_rank_ratio"]
 
-BLOCK_ELEMENTS: dict[CodecName, int] = {"int8": 256, "int4": 256}
+BLOCK_ELEMENTS: dict[CodecName, int] = {
+    "int8": 256, "int7": 256, "int6": 256, "int5": 256, "int4": 256, "int3": 256, "int2": 256, "sign": 256, "sign-majority": 256,
+}  # fmt: skip
 """Elements that share one block; must be those of isthmus.runtime.codecs.coding (a test compares)."""
 
-SCALE_BYTES: dict[CodecName, int] = {"int8": 4, "int4": 4 + 256 // 32}
-"""Scales of one block: one of fp32, in int4 also a byte for each 32 elements."""
+_SUB_SCALES = 256 // 32
+SCALE_BYTES: dict[CodecName, int] = {
+    name: 4 if name in ("int8", "sign", "sign-majority") else 4 + _SUB_SCALES for name in BLOCK_ELEMENTS
+}
+"""Scales of one block: one of fp32, in int2 to int7 also a byte for each 32 elements."""
 
-_ELEMENT_BITS: dict[CodecName, int] = {"none": 32, "bf16": 16, "int8": 8, "int4": 4}
+SPARSE_BLOCK_ELEMENTS = 4096
+"""Elements of one block of top-k."""
+
+_ELEMENT_BITS: dict[CodecName, int] = {
+    "none": 32, "bf16": 16, "int8": 8, "int7": 7, "int6": 6, "int5": 5, "int4": 4, "int3": 3, "int2": 2, "sign": 1,
+    "sign-majority": 1,
+}  # fmt: skip
 
 
-def codec_ratio(codec: CodecName) -> float:
-    """Encoded bytes per byte of fp32 input: bits / 32 + scale bytes / (4 x block).  int4: 0.1367."""
+def codec_ratio(codec: CodecName, density: float = 0.01) -> float:
+    """Encoded bytes per byte of fp32 input, of whole blocks.  int4: 0.1367; topk at 1%: 0.0077.
+
+    Dense codecs: bits / 32 + scale bytes / (4 x block).
+    Top-k keeps k = ceil(density x 4096) of a block of n = 4096: places of l = floor(log2(n / k)) bits each, in whole bytes,
+    a bit string of k + ((n - 1) >> l) bits in whole bytes, and k values as bf16 or int4.
+    Left out: the last, shorter block; padding of all places to 4 bytes.
+
+    Raises:
+        InfeasibleError: powersgd has no ratio of its own, see `low_rank_ratio`.
+    """
+    if codec == "powersgd":
+        raise InfeasibleError("powersgd has no fixed ratio", "shapes of the parameters must be known: low_rank_ratio")
+    if codec in ("topk", "topk-int4"):
+        block = SPARSE_BLOCK_ELEMENTS
+        keep = min(block, max(1, -int(-density * block // 1)))
+        low = (block // keep).bit_length() - 1
+        places = -(-keep * low // 8) - (-(keep + ((block - 1) >> low)) // 8)
+        return (places + 4 * keep * codec_ratio("bf16" if codec == "topk" else "int4")) / (4 * block)
     scale = SCALE_BYTES[codec] / (4 * BLOCK_ELEMENTS[codec]) if codec in BLOCK_ELEMENTS else 0.0
     return _ELEMENT_BITS[codec] / 32 + scale
+
+
+def low_rank_ratio(rows: int, columns: int, rank: int) -> float:
+    """Share of the bytes of a matrix that PowerSGD exchanges: r (m + n) / (m n), and all of it where that is not less.
+
+    m = rows, n = columns, r = rank. Source: Vogels et al., NeurIPS 2019.
+    """
+    return min(1.0, rank * (rows + columns) / (rows * columns))

@@ -46,10 +46,10 @@ def test_int4_needs_under_0_137_of_the_bytes_of_fp32():
 @given(codec=st.sampled_from(("none", "bf16", "int8")), size=SIZES, seed=st.integers(0, 2**64 - 1))
 def test_every_value_comes_back_within_its_codec_s_step(codec, size, seed):
     values = normal(size, seed % 1000) * 3.0
-    out, _ = through(codec, values, seed)
+    out, _ = through(codec, values, seed, torch.zeros(size))
     for start in range(0, size, 256):
         block, error = values[start : start + 256], (out - values)[start : start + 256].abs()
-        bound = {"none": 0.0, "bf16": block.abs() * 2.0**-8, "int8": block.abs().max() * 0.5 / 127 * (1 + 1e-5)}[codec]
+        bound = {"none": 0.0, "bf16": block.abs() * 2.0**-8, "int8": block.abs().max() / 127 * (0.5 + 2.0**-15)}[codec]
         assert bool((error <= bound).all()), (codec, start, float(error.max()))
 
 
@@ -82,7 +82,7 @@ def test_the_bytes_follow_from_values_and_seed_alone(codec):
     values = normal(70_001)
     first, second = through(codec, values, seed=7)[1], through(codec, values.clone(), seed=7)[1]
     assert torch.equal(first, second)
-    assert (codec == "int4") != torch.equal(first, through(codec, values, seed=8)[1])
+    assert (codec in ("int4", "int8")) != torch.equal(first, through(codec, values, seed=8)[1])
     nearest = [through(codec, values, seed, torch.zeros(70_001))[1] for seed in (7, 8)]
     assert torch.equal(*nearest), "with error feedback nothing is left to chance"
 

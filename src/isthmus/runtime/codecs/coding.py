@@ -1,51 +1,116 @@
 """Codecs of the WAN level: float32 in, fewer bytes out, and the same float32 again on every member that decodes them.
 
-    none   the bits
-    bf16   round to nearest even
-    int8   blocks of 256: scale = max|x| / 127 as float32, then one signed byte an element, rounded to nearest
-    int4   blocks of 256 with a float32 scale, in them sub-blocks of 32 with a scale of 8 bits, then half a byte an element:
-           see isthmus.runtime.codecs.int4
+    none           the bits
+    bf16           round to nearest even
+    int2 .. int7   k-bit levels, blocks of 256 with a float32 scale, in them sub-blocks of 32 with a scale of one byte
+    int8           one byte an element, blocks of 256 with a float32 scale
+    sign           one bit an element, blocks of 256 with their mean magnitude as float32
+    sign-majority  the same bytes; members' signs are reduced by vote (below)
+    topk           the largest 1% (`density`) of each block of 4,096, places coded (isthmus.runtime.codecs.sparse), bf16 values
+    topk-int4      the same places, values as int4
+    powersgd       no code of a single vector: see isthmus.runtime.codecs.lowrank
 
-Layout of int8: all scales first, then the codes.
-Decoding multiplies a small integer by a float32 scale, one rounding, so that every machine gets the same bits.
-A block with an infinity or a NaN decodes to non-finite values: it is not hidden. Blocks below 1e-37 (int4: 2e-34) become
-zero.
+Levels: L = 2^(k-1) - 1. The block's scale is max|x| / (255 L), the byte of a sub-block max|x| / (L scale), rounded up, and
+the step their product, so that the largest always fits (int8: scale = step = max|x| / 127). Level = x / step within -L..L.
+With error feedback it is rounded to nearest, half the error; without, at random, so that its expected value is the element
+itself to within 2^-15 of a step. A level is stored as level + 2^(k-1). Layout: all scales, all sub-block bytes, all levels, a
+block after the other, each as planes of 4, 2 and 1 bits that add up to k: see `_pack` in kernels.py.
+
+The noise is a hash of (seed, block, element), so it does not depend on tiles, threads or the kind of machine.
+Decoding is at most two float32 roundings in a fixed order: every machine gets the same bits.
+A block with an infinity or a NaN decodes to NaN (bf16, topk: the element as it is): it is not hidden, and leaves no residual.
+Scales below 1e-37 become zero, with their blocks; no kernel makes or needs denormal numbers, so that threads which flush
+them decode the same bits.
+
+REDUCTION. Who encodes: with two regions each region its own vector, once; both decode both (their own too) and `combine`
+them in region order. With R >= 3 each region encodes every part of its vector for the part's owner; the owner decodes them,
+combines them with its own part as it is, encodes the result, and all (the owner too) decode those bytes. Nothing is ever
+added in encoded form. Error of the mean, e(x) being the bound of one encoding at x (a step; half with feedback):
+R = 2: mean of e(x_r). R >= 3: sum over the senders of e(x_r) / R, plus e(mean). Each is owed by whom made it, in the
+residual of the encoder, keyed by the range of elements.
+Majority: sign(sum of w sign(x)) x sum of w|x| x scale; a drawn vote falls to sign(sum of w x), and is 0 where that is too.
+Sources: QSGD (Alistarh et al., NeurIPS 2017), with max-norm blocks; 1-bit SGD (Seide et al., Interspeech 2014); signSGD
+with majority vote (Bernstein et al., ICML 2018); top-k with error feedback (Stich et al., NeurIPS 2018).
 """
 
 import threading
-from collections.abc import Iterator
-from typing import assert_never
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never, cast, get_args
 
+import numpy as np
 import torch
 
-from isthmus.plan import CodecName
-from isthmus.runtime.codecs.int4 import decode_int4, encode_int4, int4_bytes
+from isthmus.plan import CodecName, Strategy
+from isthmus.runtime.codecs import kernels, sparse
 
-__all__ = ["BLOCK_ELEMENTS", "decode", "encode", "encoded_bytes"]
+__all__ = ["BLOCK_ELEMENTS", "Codec", "codec_of", "combine", "decode", "encode", "encoded_bytes", "per_vector", "warm"]
 
-BLOCK_ELEMENTS = 256
-_TILE_ELEMENTS = 1 << 16
-_SCALE_MIN = 1e-37
+BLOCK_ELEMENTS = kernels.BLOCK
+_BITS: dict[CodecName, int] = {"int2": 2, "int3": 3, "int4": 4, "int5": 5, "int6": 6, "int7": 7, "int8": 8}
+_NONE = np.empty(0, np.float32)
 _scratch = threading.local()
 
 
-def encoded_bytes(codec: CodecName, elements: int) -> int:
-    """Bytes of `elements` float32 values after encoding: 4n, 2n, n + 4 ceil(n/256), and that of `int4_bytes`."""
-    match codec:
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """A codec with its parameters; equal on all members. A bare name stands for the defaults.
+
+    Attributes:
+        name: As in plans.
+        density: Share of elements that topk and topk-int4 keep.
+    """
+
+    name: CodecName
+    density: float = 0.01
+
+    @property
+    def per_block(self) -> int:
+        """Elements kept of a block of 4,096."""
+        return min(sparse.SPARSE_BLOCK, max(1, -int(-self.density * sparse.SPARSE_BLOCK // 1)))
+
+
+def codec_of(strategy: Strategy) -> Codec:
+    """The codec a plan asks for."""
+    return Codec(strategy.codec, strategy.codec_density)
+
+
+def per_vector() -> list[CodecName]:
+    """Names of the codecs that `encode` takes: all but powersgd."""
+    return [name for name in get_args(CodecName) if name != "powersgd"]
+
+
+def encoded_bytes(codec: Codec | CodecName, elements: int) -> int:
+    """Bytes of `elements` float32 values after encoding; they follow from the number alone.
+
+    none 4n, bf16 2n, int8 n + 4 ceil(n/256), k-bit: that of the levels + ceil(n/32) + 4 ceil(n/256), sign: ceil(m/8) + 4 a
+    block, top-k: `sparse.index_bytes` + those of the kept values.
+    """
+    codec = _codec(codec)
+    blocks, rest = divmod(elements, BLOCK_ELEMENTS)
+    match codec.name:
         case "none":
             return 4 * elements
         case "bf16":
             return 2 * elements
-        case "int8":
-            return elements + 4 * -(-elements // BLOCK_ELEMENTS)
-        case "int4":
-            return int4_bytes(elements)
+        case "int2" | "int3" | "int4" | "int5" | "int6" | "int7" | "int8":
+            bits = _BITS[codec.name]
+            planes = sum(-(-rest * width // 8) for width in (8, 4, 2, 1) if bits & width)
+            subs = 0 if bits == 8 else -(-elements // kernels.SUB)
+            return 4 * (blocks + (rest > 0)) + subs + blocks * (BLOCK_ELEMENTS * bits // 8) + planes
+        case "sign" | "sign-majority":
+            return 4 * (blocks + (rest > 0)) + blocks * (BLOCK_ELEMENTS // 8) - (-rest // 8)
+        case "topk" | "topk-int4":
+            keep = sparse.kept(elements, codec.per_block)
+            return sparse.index_bytes(elements, codec.per_block) + encoded_bytes(_inner(codec), keep)
+        case "powersgd":
+            raise TypeError("powersgd has no size of its own: it needs the shapes of parameters, see codecs.lowrank")
         case _:
-            assert_never(codec)
+            assert_never(codec.name)
 
 
 def encode(
-    codec: CodecName,
+    codec: Codec | CodecName,
     values: torch.Tensor,
     out: torch.Tensor,
     seed: int = 0,
@@ -54,107 +119,168 @@ def encode(
     """Encode `values` into `out`, with error feedback where a `residual` is given.
 
     Args:
-        codec: Name of the codec.
-        values: float32, shape (n,), contiguous, CPU; left as it is.
-        out: uint8, shape (encoded_bytes(codec, n),).
-        seed: Of the noise of int4 without a residual; different on members whose errors should be independent.
+        codec: The codec, or its name for the default parameters.
+        values: float32, shape (n,), contiguous; left as it is. On the CPU, or for int8 and int4 on a GPU.
+        out: uint8, shape (encoded_bytes(codec, n),), on the same device, beginning at a multiple of 4 bytes.
+        seed: 64 bits, of the noise of levels without a residual; different on members whose errors should be independent.
         residual: float32, shape (n,): what earlier encodings left out. It is added before, and replaced by what this
-            encoding leaves out; non-finite blocks leave out nothing. With it int4 rounds to nearest.
+            encoding leaves out; non-finite blocks leave out nothing. With it levels are rounded to nearest.
     """
+    codec = _codec(codec)
     _check(codec, values, out)
-    match codec:
-        case "none":
-            out.copy_(values.view(torch.uint8)) if residual is None else torch.add(values, residual, out=out.view(torch.float32))
-            if residual is not None:
-                residual.zero_()
-        case "bf16":
-            _encode_bf16(values, out.view(torch.bfloat16), residual)
-        case "int8":
-            _encode_int8(values, out, residual)
-        case "int4":
-            encode_int4(values, out, seed, residual)
-        case _:
-            assert_never(codec)
+    if values.device.type != "cpu":
+        _on_gpu(codec).encode_levels(values, out, _BITS[codec.name], seed, residual)
+        return
+    data, owed = out.numpy(), _NONE if residual is None else residual.numpy()
+    _encode(codec, values.detach().numpy(), data, seed & (2**64 - 1), owed, residual is not None)
 
 
-def decode(codec: CodecName, data: torch.Tensor, out: torch.Tensor) -> None:
-    """Decode what `encode` wrote into `out` (float32, shape (n,))."""
+def decode(codec: Codec | CodecName, data: torch.Tensor, out: torch.Tensor) -> None:
+    """Decode what `encode` wrote into `out` (float32, shape (n,), on the device of `data`)."""
+    codec = _codec(codec)
     _check(codec, out, data)
-    match codec:
-        case "none":
-            out.view(torch.uint8).copy_(data)
-        case "bf16":
-            out.copy_(data.view(torch.bfloat16))
-        case "int8":
-            scales, codes = _split(data, out.numel())
-            for start, stop, width in _tiles(out.numel()):
-                rows = scales[start // BLOCK_ELEMENTS : -(-stop // BLOCK_ELEMENTS)].unsqueeze(1)
-                levels = codes[start:stop].view(torch.int8).view(-1, width)
-                torch.mul(levels, rows, out=out[start:stop].view(-1, width))
-        case "int4":
-            decode_int4(data, out)
-        case _:
-            assert_never(codec)
+    if out.device.type != "cpu":
+        _on_gpu(codec).decode_levels(data, out, _BITS[codec.name])
+        return
+    _decode(codec, data.numpy(), out.numpy())
 
 
-def _check(codec: CodecName, values: torch.Tensor, data: torch.Tensor) -> None:
+def combine(
+    codec: Codec | CodecName, vectors: Sequence[torch.Tensor], weights: Sequence[float], scale: float, out: torch.Tensor
+) -> None:
+    """sum(w x) x scale of decoded vectors, in order, each product and sum one rounding; sign-majority: by vote.
+
+    Args:
+        codec: That of the vectors.
+        vectors: float32, shape (n,); one a region, in region order.
+        weights: One a vector.
+        scale: Of the sum; 1 / sum(weights) makes it the mean.
+        out: float32, shape (n,); may be one of `vectors` when there are at most two and the codec is not sign-majority.
+    """
+    total = _sum(vectors, weights, out)
+    if _codec(codec).name == "sign-majority":
+        votes = _sum([vector.sign() for vector in vectors], weights, torch.empty_like(out))
+        size = _sum([vector.abs() for vector in vectors], weights, torch.empty_like(out))
+        bad = ~torch.isfinite(size)
+        drawn = votes == 0
+        votes[drawn] = total[drawn]
+        total.copy_(size).mul_(votes.sign_())
+        total[bad] = torch.nan
+    total.mul_(scale)
+
+
+def warm(codec: Codec | CodecName, device: str = "cpu") -> None:
+    """Compile what `codec` needs, with and without feedback, so that it is not done in the first exchange."""
+    if _codec(codec).name == "powersgd":
+        return
+    values = torch.zeros(8, device=device)
+    data = torch.empty(encoded_bytes(codec, 8), dtype=torch.uint8, device=device)
+    for residual in (None, torch.zeros_like(values)):
+        encode(codec, values, data, 0, residual)
+        decode(codec, data, values)
+
+
+def _codec(codec: Codec | CodecName) -> Codec:
+    return codec if isinstance(codec, Codec) else Codec(codec)
+
+
+def _inner(codec: Codec) -> Codec:
+    return Codec("bf16" if codec.name == "topk" else "int4")
+
+
+def _check(codec: Codec, values: torch.Tensor, data: torch.Tensor) -> None:
     if values.dtype != torch.float32 or values.dim() != 1 or not values.is_contiguous():
         raise TypeError(f"codecs take contiguous float32 of shape (n,), not {values.dtype} {tuple(values.shape)}")
-    if data.dtype != torch.uint8 or data.numel() != encoded_bytes(codec, values.numel()):
+    size = encoded_bytes(codec, values.numel())
+    if data.dtype != torch.uint8 or data.numel() != size or not data.is_contiguous():
         raise TypeError(
-            f"{codec} of {values.numel()} elements is {encoded_bytes(codec, values.numel())} bytes of uint8, "
-            f"not {data.numel()} of {data.dtype}"
+            f"{codec.name} of {values.numel()} elements is {size} bytes of uint8, not {data.numel()} of {data.dtype}"
         )
+    if data.numel() and data.data_ptr() % 4:
+        raise TypeError("encoded data must begin at a multiple of 4 bytes")
+    if values.device != data.device:
+        raise TypeError(f"values are on {values.device}, encoded data on {data.device}")
 
 
-def _split(data: torch.Tensor, elements: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _on_gpu(codec: Codec):
+    if codec.name not in ("int8", "int4"):
+        raise TypeError(f"{codec.name} has no GPU kernel (int8 and int4 have); copy to the CPU first")
+    from isthmus.runtime.codecs import triton_kernels
+
+    return triton_kernels
+
+
+def _encode(codec: Codec, values: np.ndarray, data: np.ndarray, seed: int, owed: np.ndarray, feedback: bool) -> None:
+    match codec.name:
+        case "none":
+            np.add(values, owed, out=data.view(np.float32)) if feedback else np.copyto(data.view(np.float32), values)
+            owed[:] = 0.0
+        case "bf16":
+            kernels.encode_bf16(values, owed, feedback, data.view(np.uint16))
+        case "int2" | "int3" | "int4" | "int5" | "int6" | "int7" | "int8":
+            bits = _BITS[codec.name]
+            kernels.encode_levels((values, owed, *_split(data, values.size, bits)), feedback, bits, cast(int, np.uint64(seed)))
+        case "sign" | "sign-majority":
+            scales = 4 * -(-values.size // BLOCK_ELEMENTS)
+            kernels.encode_signs(values, owed, feedback, data[:scales].view(np.float32), data[scales:])
+        case "topk" | "topk-int4":
+            indices, inner, chosen, rest = _sparse_parts(codec, data, values.size)
+            sparse.select((values, owed, indices, chosen), feedback, codec.per_block)
+            rest[:] = 0.0
+            _encode(_inner(codec), chosen, inner, seed, rest if feedback else _NONE, feedback)
+            if feedback:
+                sparse.scatter_kept(indices, rest, codec.per_block, False, owed)
+        case "powersgd":
+            raise AssertionError("refused by encoded_bytes")
+        case _:
+            assert_never(codec.name)
+
+
+def _decode(codec: Codec, data: np.ndarray, out: np.ndarray) -> None:
+    match codec.name:
+        case "none":
+            np.copyto(out, data.view(np.float32))
+        case "bf16":
+            kernels.decode_bf16(data.view(np.uint16), out.view(np.uint32))
+        case "int2" | "int3" | "int4" | "int5" | "int6" | "int7" | "int8":
+            bits = _BITS[codec.name]
+            kernels.decode_levels(_split(data, out.size, bits), bits, out)
+        case "sign" | "sign-majority":
+            scales = 4 * -(-out.size // BLOCK_ELEMENTS)
+            kernels.decode_signs(data[:scales].view(np.uint32), data[scales:], out.view(np.uint32))
+        case "topk" | "topk-int4":
+            indices, inner, chosen, _ = _sparse_parts(codec, data, out.size)
+            _decode(_inner(codec), inner, chosen)
+            sparse.scatter_kept(indices, chosen, codec.per_block, True, out)
+        case "powersgd":
+            raise AssertionError("refused by encoded_bytes")
+        case _:
+            assert_never(codec.name)
+
+
+def _split(data: np.ndarray, elements: int, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scales, bytes of sub-blocks, levels."""
     scales = 4 * -(-elements // BLOCK_ELEMENTS)
-    return data[:scales].view(torch.float32), data[scales:]
+    subs = scales + (0 if bits == 8 else -(-elements // kernels.SUB))
+    return data[:scales].view(np.float32), data[scales:subs], data[subs:]
 
 
-def _tiles(elements: int) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, block width): whole blocks in pieces that stay in the cache, then the last, shorter block."""
-    whole = elements - elements % BLOCK_ELEMENTS
-    for start in range(0, whole, _TILE_ELEMENTS):
-        yield start, min(start + _TILE_ELEMENTS, whole), BLOCK_ELEMENTS
-    if whole < elements:
-        yield whole, elements, elements - whole
+def _sparse_parts(
+    codec: Codec, data: np.ndarray, elements: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Places, bytes of the inner codec, and two vectors of the thread's own for the kept values."""
+    places, keep = sparse.index_bytes(elements, codec.per_block), sparse.kept(elements, codec.per_block)
+    held: np.ndarray | None = getattr(_scratch, "kept", None)
+    if held is None or held.shape[1] < keep:
+        held = _scratch.kept = np.empty((2, keep), np.float32)
+    return data[:places], data[places:], held[0, :keep], held[1, :keep]
 
 
-def _encode_bf16(values: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None) -> None:
-    if residual is None:
-        out.copy_(values)
-        return
-    residual.add_(values)
-    out.copy_(residual)
-    residual.sub_(out)
-    if not torch.isfinite(residual.sum()):
-        residual.nan_to_num_(0.0, 0.0, 0.0)
-
-
-def _encode_int8(values: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None) -> None:
-    all_scales, codes = _split(out, values.numel())
-    scratch = _tile_scratch()
-    for start, stop, width in _tiles(values.numel()):
-        tile = values[start:stop]
-        if residual is not None:
-            tile = residual[start:stop].add_(tile)
-        tile, quotient = tile.view(-1, width), scratch[: stop - start].view(-1, width)
-        scales = all_scales[start // BLOCK_ELEMENTS : -(-stop // BLOCK_ELEMENTS)]
-        torch.amax(torch.abs(tile, out=quotient), 1, out=scales)
-        scales.mul_(1.0 / 127.0)
-        scales[scales < _SCALE_MIN] = 0.0
-        torch.mul(tile, (1.0 / scales).nan_to_num_(posinf=0.0).unsqueeze(1), out=quotient)
-        quotient.round_().clamp_(-127.0, 127.0)
-        if residual is not None:
-            tile.addcmul_(quotient, scales.unsqueeze(1), value=-1.0)
-            if not torch.isfinite(scales).all():
-                tile.nan_to_num_(0.0, 0.0, 0.0)
-        codes[start:stop].view(torch.int8).view(-1, width).copy_(quotient)
-
-
-def _tile_scratch() -> torch.Tensor:
-    """A thread's own float32 tile: fresh memory for every call would cost as much as the arithmetic."""
-    if not hasattr(_scratch, "tile"):
-        _scratch.tile = torch.empty(_TILE_ELEMENTS)
-    return _scratch.tile
+def _sum(vectors: Sequence[torch.Tensor], weights: Sequence[float], out: torch.Tensor) -> torch.Tensor:
+    terms = [vector if weight == 1.0 else torch.mul(vector, weight) for vector, weight in zip(vectors, weights, strict=True)]
+    if len(terms) == 1:
+        return out.copy_(terms[0])
+    torch.add(terms[0], terms[1], out=out)
+    for term in terms[2:]:
+        out.add_(term)
+    return out

@@ -1,0 +1,31 @@
+"""How this room's kernels are compiled: numba, to machine code that gives the same bits on every machine.
+
+Float32 operations stay as they are written: no fast-math, hence no reordering, and no fused multiply-add, since numba marks
+nothing for contraction (tests look for it in the code for x86-64 with FMA and for AArch64). A CPU of another kind gets other
+instructions and the same results. A kernel is compiled at its first call (1 to 3 s) and kept on disk, beside this file or in
+the user's cache, by CPU kind; where neither can be written, every process compiles anew. Kernels release the GIL.
+numba keeps a kernel for as long as the file it stands in is unchanged: what a kernel calls must stand in the same file.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+
+__all__ = ["compiled", "part_of_kernel"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False, "boundscheck": False}
+
+
+def compiled(function: F) -> F:
+    """`function` as a kernel; its arguments are contiguous numpy arrays and scalars, of the same types in every call."""
+    try:
+        return cast(F, numba.njit(**_OPTIONS, cache=True)(function))
+    except RuntimeError:  # numba found no place to keep it
+        return cast(F, numba.njit(**_OPTIONS)(function))
+
+
+def part_of_kernel(function: F) -> F:
+    """`function` for kernels of its own file to call."""
+    return cast(F, numba.njit(**_OPTIONS)(function))
