@@ -11,7 +11,8 @@ import torch
 
 from isthmus.plan import Outer, Strategy
 from isthmus.runtime.collectives.exchange import Buffers
-from isthmus.runtime.local_steps.link import Attempt, RailPeers
+from isthmus.runtime.federation.states import Attempt, Rejoined, State
+from isthmus.runtime.local_steps.link import RailPeers, Ran
 from isthmus.runtime.wan.frames import RailError
 
 WAIT_S = 20
@@ -67,7 +68,7 @@ class MailRail:
     def send(self, peer: int, tag: int, buffer: torch.Tensor, flow: int | None = None) -> Any:
         letter = buffer.view(torch.uint8).numpy().tobytes()
         self.mail.put((self.region, peer, self.number, tag), letter)
-        return SimpleNamespace(wait=lambda: None)
+        return SimpleNamespace(wait=lambda: None, release=lambda: None)
 
     def receive(self, peer: int, tag: int, into: torch.Tensor) -> Any:
         def wait() -> None:
@@ -75,21 +76,6 @@ class MailRail:
             into.view(torch.uint8).copy_(torch.frombuffer(bytearray(letter), dtype=torch.uint8))
 
         return SimpleNamespace(wait=wait)
-
-
-class Numbers:
-    """A number of every region, over every rail that a rank carries."""
-
-    def __init__(self, mail: Mail, index: int, regions: int, held: tuple[int, ...]) -> None:
-        self.mail, self.index, self.regions, self.held, self.calls = mail, index, regions, held, 0
-
-    def __call__(self, number: int) -> list[int]:
-        self.calls += 1
-        for peer in range(self.regions):
-            for rail in self.held:
-                self.mail.put((self.index, peer, rail, "number", self.calls), number.to_bytes(8, "little"))
-        keys = [(peer, self.index, self.held[0], "number", self.calls) for peer in range(self.regions)]
-        return [int.from_bytes(self.mail.take(key), "little") for key in keys]
 
 
 class LostError(Exception):
@@ -102,10 +88,22 @@ class Hub:
     Attributes:
         faults: Rounds whose first attempt comes to its end and then does not count.
         losses: Round -> region of one rank that goes away in the midst of that round's first attempt.
+        takeovers: Round -> region that, when it comes to that round, is given the others' state instead.
+        elastic: Whether regions may come with nothing to bring.
     """
 
-    def __init__(self, ranks: list[int], faults: set[int], losses: dict[int, int]) -> None:
-        self.ranks, self.faults, self.losses = ranks, faults, losses
+    def __init__(
+        self,
+        ranks: list[int],
+        *,
+        faults: set[int] | None = None,
+        losses: dict[int, int] | None = None,
+        takeovers: dict[int, int] | None = None,
+        elastic: bool = False,
+    ) -> None:
+        self.ranks, self.faults, self.losses, self.takeovers = ranks, faults or set(), losses or {}, takeovers or {}
+        self.elastic = elastic or bool(takeovers)
+        self.rung: set[tuple[int, int]] = set()
         self.boards = [Board(count) for count in ranks]
         self._lock = threading.Lock()
         self._mails: dict[Any, Mail] = {}
@@ -126,6 +124,8 @@ class HubLink:
     Attributes:
         digests: Of all committed rounds.
         attempts: How many there were.
+        tokens: Of every committed round, as given.
+        keeper: Set by tests that take over states.
     """
 
     def __init__(self, hub: Hub, region: int, rank: int, strategy: Strategy) -> None:
@@ -136,18 +136,48 @@ class HubLink:
         self.courier = ThreadPoolExecutor(1)
         self.digests: list[int] = []
         self.attempts = 0
+        self.tokens: list[int] = []
+        self.keeper: Any = None
+        self.elastic = hub.elastic
+        self._handed = False
 
     def submit(self, job: Callable[[], Any]) -> "Future[Any]":
         return self.courier.submit(job)
 
-    def run(self, attempt: Callable[[Any], Attempt], commit: Callable[[Attempt], None], tokens: int) -> int:
+    def run(self, attempt: Callable[[Any], Attempt], commit: Callable[[Attempt], None], tokens: int) -> Ran:
+        comer = self.hub.takeovers.get(len(self.digests))
+        if comer is not None and not self._handed:
+            self._handed = True
+            if self._hand_over(comer):
+                return Ran(0, Rejoined("late"))
         tries = 0
         while (result := self._attempt(attempt, tries)) is None:
             tries += 1
         commit(result)
         self.digests.append(result.digest)
+        self.tokens.append(tokens)
         self.attempts += tries + 1
-        return 0
+        return Ran(0)
+
+    def _hand_over(self, comer: int) -> bool:
+        place = sum(self.hub.ranks[: self.region]) + self.rank
+        own = {rail: self.keeper.export_state(rail) for rail in self.held}
+        board = self.hub.vote("states", sum(self.hub.ranks))
+        everyone = board.swap(place, own if self.region != comer else {})
+        parts: dict[int, State] = {rail: part for states in everyone for rail, part in states.items() if rail in self.held}
+        if self.region == comer:
+            self.keeper.adopt_state(parts, Rejoined("late"))
+        return self.region == comer
+
+    def ready(self) -> Any:
+        number, rung = len(self.digests), self.hub.rung
+        return SimpleNamespace(
+            ring=lambda: rung.add((number, self.region)),
+            heard=lambda: any((number, other) in rung for other in range(len(self.hub.ranks)) if other != self.region),
+        )
+
+    def region_numbers(self, number: int) -> list[int]:
+        return self.hub.boards[self.region].swap(self.rank, number)
 
     def _attempt(self, attempt: Callable[[Any], Attempt], tries: int) -> Attempt | None:
         hub, number = self.hub, len(self.digests)
@@ -158,7 +188,7 @@ class HubLink:
             raise LostError
         index = self.alive.index(self.region)
         rails = {shard: MailRail(mail, shard, index, len(self.alive)) for shard in self.held}
-        peers = RailPeers(rails, self.strategy, Buffers(), Numbers(mail, index, len(self.alive), self.held))
+        peers = RailPeers(rails, self.strategy, Buffers(), number)
         result = None
         try:
             result = attempt(peers)
@@ -185,15 +215,12 @@ class HubLink:
         assert len(set(self.hub.boards[self.region].swap(self.rank, digest))) == 1, what
 
 
-def in_regions(
-    ranks: int | list[int],
-    work: Callable[..., Any],
-    strategy: Strategy,
-    faults: set[int] | None = None,
-    losses: dict[int, int] | None = None,
-) -> list[Any]:
-    """`work(region, link)` on every rank at once, a thread each; the results, regions laid end to end (None: was lost)."""
-    hub = Hub([1] * ranks if isinstance(ranks, int) else ranks, faults or set(), losses or {})
+def in_regions(ranks: int | list[int], work: Callable[..., Any], strategy: Strategy, **script: Any) -> list[Any]:
+    """`work(region, link)` on every rank at once, a thread each; the results, regions laid end to end (None: was lost).
+
+    `script` is a `Hub`'s.
+    """
+    hub = Hub([1] * ranks if isinstance(ranks, int) else ranks, **script)
     links = [HubLink(hub, region, rank, strategy) for region, count in enumerate(hub.ranks) for rank in range(count)]
 
     def run(link: HubLink) -> Any:

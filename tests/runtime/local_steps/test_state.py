@@ -22,6 +22,8 @@ SIZES = (40, 31, 7)
 class Resting:
     """A link over which nothing is exchanged."""
 
+    elastic = False
+
     def __init__(self, shards: int = 1, held: tuple[int, ...] = (0,)) -> None:
         self.shards, self.held = shards, held
 

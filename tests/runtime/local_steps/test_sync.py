@@ -62,7 +62,7 @@ def reference(
 class Silent:
     """A link for questions about the cut only."""
 
-    shards, held = 1, (0,)
+    shards, held, elastic = 1, (0,), False
 
 
 def run(world: Any, rule: Any, steps: int, sizes: tuple[int, ...] = (4, 2), *, flush: bool = False, tokens: Any = None) -> Any:
@@ -266,11 +266,11 @@ def test_what_is_owed_makes_up_for_the_codec_in_every_fragment(world: Any, ranks
         sync, total = LocalSync(held, link, rule), {}
         original = sync.loop.round
 
-        def watched(given_: Any) -> Any:
+        def watched(given_: Any, life: int) -> Any:
             fragment = sync.fragments[given_.fragment]
             delta = (sync.loop.outer[given_.fragment] - given_.sent).double()
             total[fragment.number] = total.get(fragment.number, 0) + delta
-            return original(given_)
+            return original(given_, life)
 
         sync.loop.round = watched  # type: ignore[method-assign]
         first = [outer.double() for outer in sync.loop.outer]

@@ -5,19 +5,22 @@ The mean of the regions' deltas (outer parameters minus their own) is the gradie
 changes none of them; the commit puts the new ones in their place.
 """
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from isthmus.plan import Outer, Strategy
 from isthmus.runtime.codecs.feedback import ErrorFeedback
-from isthmus.runtime.hashing import fingerprint
+from isthmus.runtime.federation.states import Attempt, State
+from isthmus.runtime.hashing import ReplicaMismatchError, fingerprint
 from isthmus.runtime.local_steps.fragments import Fragment, FragmentDraft
-from isthmus.runtime.local_steps.link import Attempt, Coding, OuterLink, Peers
+from isthmus.runtime.local_steps.link import Coding, OuterLink, Peers
+from isthmus.runtime.wan.frames import PeerLostError, RailError
 
-__all__ = ["Arrival", "Contribution", "OuterLoop", "outer_step_"]
+__all__ = ["Arrival", "Contribution", "OuterLoop", "RejoinedError", "outer_step_"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class Arrival:
         seconds: From the first byte offered until the region held the result.
         sent_bytes: What this rank sent to other regions.
         hash: xxh3 of `outer`, equal on all members.
+        brought: Whether this region's delta is in it.
+        missed: Fragment and outer parameters of the rounds since this region's last, to which it brought nothing.
     """
 
     fragment: int
@@ -37,6 +42,8 @@ class Arrival:
     seconds: float
     sent_bytes: int
     hash: int
+    brought: bool = True
+    missed: tuple[tuple[int, torch.Tensor], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +52,32 @@ class Contribution:
 
     Attributes:
         fragment: Number of the fragment.
-        sent: Its parameters when the round began, in the fragment's numbering; None brings nothing.
+        base: The outer parameters that its training last went on from, in the fragment's numbering.
+        sent: Its parameters when the round began.
         tokens: Trained on since the fragment's last round: the weight of the delta.
         fresh_tokens: Trained on since the last round of any fragment, so that every token is counted once.
+        last: Nothing will be trained after it (before a flush of all regions ends).
     """
 
     fragment: int
-    sent: torch.Tensor | None
+    base: torch.Tensor
+    sent: torch.Tensor
     tokens: int
     fresh_tokens: int
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
+    fragment: int
     outer: torch.Tensor
     momentum: dict[int, torch.Tensor]
     draft: FragmentDraft | None
+    all_last: bool = False
+
+
+class RejoinedError(Exception):
+    """The rounds that were under way are void: this region took over the others' state."""
 
 
 def outer_step_(outer: torch.Tensor, momentum: torch.Tensor, gradient: torch.Tensor, rule: Outer) -> None:
@@ -83,10 +100,15 @@ class OuterLoop:
 
     Attributes:
         outer: Committed, one a fragment, in its numbering; never changed in place, so views of old ones stay valid.
-        momentum: One a fragment: shard number -> shape (shard_elements,).
+        momentum: One a fragment: shard number -> shape (shard_elements,); replaced at commits too.
         feedback: Residuals in the canonical numbering; None where nothing is kept.
-        rounds: Committed so far, equal in all regions.
+        rounds: Committed so far, equal in all regions that were there from the start.
+        averaged: Rounds of the warm-up among them.
+        following: Number of the fragment whose round comes next by the schedule.
         counted_tokens: Of this region, in committed rounds.
+        idle_rounds: How many rounds in a row all regions called their last.
+        lives: How often the others' state was taken over; rounds that were submitted in an earlier life are void.
+        guard: Held while a commit changes the state.
     """
 
     def __init__(
@@ -96,92 +118,211 @@ class OuterLoop:
         self.outer = [fragment.read(parameters) for fragment in fragments]
         self.momentum = [{shard: torch.zeros(fragment.shard_elements) for shard in link.held} for fragment in fragments]
         self.feedback = ErrorFeedback() if strategy.error_feedback and strategy.codec != "none" else None
-        self.rounds, self.counted_tokens = 0, 0
+        self.rounds = self.averaged = self.following = self.counted_tokens = self.idle_rounds = self.lives = 0
+        self.guard = threading.Lock()
+        self._missed: list[tuple[int, torch.Tensor]] = []
 
-    def round(self, given: Contribution) -> Arrival:
-        """One round, from first attempt to commit."""
+    def round(self, given: Contribution | None, life: int | None = None) -> Arrival:
+        """One round, from first attempt to commit; None brings nothing and follows the others.
+
+        Raises:
+            RejoinedError: The state was taken over from the others, in this round or since `life`.
+        """
         begun_s = time.perf_counter()
-        if given.sent is not None:
+        if life is not None and life != self.lives:
+            raise RejoinedError
+        if given is not None:
             # Each rank brings its shards of `sent` only: a rank that had drifted would be overwritten unseen.
             self.link.prove_region(fingerprint([given.sent]), "the parameters of one region")
         done: list[Attempt] = []
 
         def commit(attempt: Attempt) -> None:
-            self._install(given, attempt.payload)
+            self._install(attempt.payload, given)
             done.append(attempt)
 
-        sent_bytes = self.link.run(lambda peers: self._attempt(peers, given), commit, given.fresh_tokens)
-        return Arrival(given.fragment, done[0].payload.outer, time.perf_counter() - begun_s, sent_bytes, done[0].digest)
+        ran = self.link.run(lambda peers: self._attempt(peers, given), commit, given.fresh_tokens if given else 0)
+        if not done:
+            raise RejoinedError
+        result: _Result = done[0].payload
+        missed: tuple[tuple[int, torch.Tensor], ...] = ()
+        if given is None:
+            self._missed.append((result.fragment, result.outer))
+        else:
+            missed, self._missed = tuple(self._missed), []
+        seconds = time.perf_counter() - begun_s
+        return Arrival(result.fragment, result.outer, seconds, ran.sent_bytes, done[0].digest, given is not None, missed)
 
     def average(self, vector: torch.Tensor, fragment: Fragment, tokens: int) -> torch.Tensor:
-        """The plain mean over regions of `vector`, in the numbering of `fragment`; without codec and outer step."""
+        """The plain mean over regions of `vector`, in the numbering of `fragment`; without codec and outer step.
+
+        Raises:
+            RejoinedError: The state was taken over from the others instead.
+        """
         found: list[torch.Tensor] = []
 
         def attempt(peers: Peers) -> Attempt:
             shards = {shard: fragment.part(vector, shard) for shard in self.link.held}
             means = {shard: torch.empty_like(part) for shard, part in shards.items()}
-            peers.mean(shards, means, Coding(self.rounds, plain=True))
-            whole = self.link.gather(means)
+            failure = _failure_of(lambda: peers.mean(shards, means, Coding(plain=True)))
+            whole = self._gather(means, failure)
             return Attempt(fingerprint([whole]), whole)
 
         def commit(result: Attempt) -> None:
             found.append(result.payload)
-            self._count(tokens)
+            with self.guard:
+                self.averaged += 1
+                self._count(tokens)
 
         self.link.run(attempt, commit, tokens)
+        if not found:
+            raise RejoinedError
         return found[0]
 
-    def adopt(self, flats: Sequence[torch.Tensor]) -> None:
-        """Begin anew from `flats`, one a fragment, which must be equal in all regions: a round proves it."""
-        digest = fingerprint(flats)
+    def forget_missed(self) -> None:
+        """The model holds the outer parameters as they are now."""
+        self._missed.clear()
 
-        def commit(result: Attempt) -> None:
-            self.outer = list(result.payload)
-            self._count(0)
+    def begin_from(self, flats: Sequence[torch.Tensor]) -> None:
+        """Make `flats`, one a fragment, the outer parameters; equal in all regions."""
+        with self.guard:
+            self.outer = list(flats)
 
-        self.link.prove_region(digest, "the parameters of one region")
-        self.link.run(lambda peers: Attempt(digest, list(flats)), commit, 0)
+    def export(self, rail: int) -> State:
+        """See `StateKeeper.export_state`: shard number `rail` of the outer parameters and of their momentum."""
+        tensors: dict[str, torch.Tensor] = {}
+        for fragment in self.fragments:
+            tensors[f"outer.{fragment.number}"] = fragment.part(self.outer[fragment.number], rail)
+            if self.strategy.outer.momentum:
+                tensors[f"momentum.{fragment.number}"] = self.momentum[fragment.number][rail]
+        record = {"rounds": self.rounds, "averaged": self.averaged, "following": self.following}
+        return State(record, tensors)
 
-    def _attempt(self, peers: Peers, given: Contribution) -> Attempt:
-        fragment, base = self.fragments[given.fragment], self.outer[given.fragment]
-        momentum = {shard: held.clone() for shard, held in self.momentum[given.fragment].items()}
-        share = self._share(peers, given)
-        if share is None:
-            return Attempt(fingerprint([base]), _Result(base, momentum, None))
-        deltas: dict[int, torch.Tensor] = {}
-        for shard in self.link.held:
-            own = base if given.sent is None else given.sent
-            deltas[shard] = fragment.part(base, shard) - fragment.part(own, shard)
-            if share != 1.0:
-                deltas[shard].mul_(share)
-        draft = FragmentDraft(self.feedback, fragment) if self.feedback is not None else None
-        means = {shard: torch.empty_like(delta) for shard, delta in deltas.items()}
-        peers.mean(deltas, means, Coding(self.rounds, draft))
+    def take_over(self, parts: Mapping[int, State]) -> None:
+        """See `StateKeeper.adopt_state`: the others' state in place of ours; nothing is owed any more."""
+        with self.guard:
+            for fragment in self.fragments:
+                number = fragment.number
+                self.outer[number] = self.link.gather({rail: part.tensors[f"outer.{number}"] for rail, part in parts.items()})
+                if self.strategy.outer.momentum:
+                    self.momentum[number] = {rail: part.tensors[f"momentum.{number}"].clone() for rail, part in parts.items()}
+            record = next(iter(parts.values())).record
+            self.rounds, self.averaged, self.following = (int(record[name]) for name in ("rounds", "averaged", "following"))
+            if self.feedback is not None:
+                self.feedback.load_state_dict({})
+            self._missed.clear()
+            self.idle_rounds = 0
+            self.lives += 1
+
+    def _attempt(self, peers: Peers, given: Contribution | None) -> Attempt:
+        means: dict[int, torch.Tensor] = {}
+        agreed: list[_Agreed] = []
+        drafts: list[FragmentDraft | None] = [None]
+
+        def exchange() -> None:
+            agreed.append(self._agree(peers, given))
+            fragment = self.fragments[agreed[0].fragment]
+            if agreed[0].share is None:
+                return
+            deltas = self._deltas(fragment, given, agreed[0].share)
+            if self.feedback is not None:
+                drafts[0] = FragmentDraft(self.feedback, fragment)
+            means.update({shard: torch.empty_like(delta) for shard, delta in deltas.items()})
+            peers.mean(deltas, means, Coding(drafts[0]))
+
+        failure = _failure_of(exchange)
+        if failure is not None:
+            self._gather({}, failure)
+        fragment, all_last = self.fragments[agreed[0].fragment], agreed[0].all_last
+        base, momentum = self.outer[fragment.number], {s: held.clone() for s, held in self.momentum[fragment.number].items()}
         stepped = {shard: fragment.part(base, shard).clone() for shard in self.link.held}
-        for shard, held in stepped.items():
-            outer_step_(held, momentum[shard], means[shard], self.strategy.outer)
-        whole = self.link.gather(stepped)
-        return Attempt(fingerprint([whole]), _Result(whole, momentum, draft))
+        for shard, mean in means.items():
+            outer_step_(stepped[shard], momentum[shard], mean, self.strategy.outer)
+        whole = self._gather(stepped, None)
+        return Attempt(fingerprint([whole]), _Result(fragment.number, whole, momentum, drafts[0], all_last))
 
-    def _share(self, peers: Peers, given: Contribution) -> float | None:
-        """What this region's delta is multiplied by before the mean over R regions, w R / sum(w); None: nobody brings any.
+    def _deltas(self, fragment: Fragment, given: Contribution | None, share: float) -> dict[int, torch.Tensor]:
+        if given is None:
+            return {shard: torch.zeros(fragment.shard_elements) for shard in self.link.held}
+        deltas = {shard: fragment.part(given.base, shard) - fragment.part(given.sent, shard) for shard in self.link.held}
+        if share != 1.0:
+            for delta in deltas.values():
+                delta.mul_(share)
+        return deltas
+
+    def _agree(self, peers: Peers, given: Contribution | None) -> "_Agreed":
+        """Which fragment, and what this region's delta is multiplied by before the mean over R regions: w R / sum(w).
 
         Weighted before the codec, so that what the codec leaves out is owed in the units in which it counts, and a region
         that brings nothing still pays what it owes.
         """
-        if self.strategy.weight == "equal":
-            return 1.0
-        brought = given.tokens if given.sent is not None else 0
-        weights = peers.numbers(brought)
-        return brought * peers.regions / sum(weights) if sum(weights) else None
+        equal = self.strategy.weight == "equal"
+        if equal and not self.link.elastic:
+            assert given is not None
+            return _Agreed(given.fragment, 1.0)
+        said = [_Word.read(number) for number in peers.numbers(_Word.of(given).pack())]
+        spoken = {word.fragment for word in said if word.fragment is not None}
+        if len(spoken) > 1:
+            raise ReplicaMismatchError(f"regions came to one round with fragments {sorted(spoken)}: they do not train alike")
+        weights = [min(word.tokens, 1) if equal else word.tokens for word in said]
+        if not sum(weights):
+            return _Agreed(next(iter(spoken), self.following), None, all(word.last for word in said))
+        mine = 0 if given is None else min(given.tokens, 1) if equal else given.tokens
+        return _Agreed(spoken.pop(), mine * peers.regions / sum(weights), all(word.last for word in said))
 
-    def _install(self, given: Contribution, result: _Result) -> None:
-        self.outer[given.fragment] = result.outer
-        self.momentum[given.fragment] = result.momentum
-        if result.draft is not None:
-            result.draft.commit()
-        self._count(given.fresh_tokens)
+    def _gather(self, shards: Mapping[int, torch.Tensor], failure: RailError | None) -> torch.Tensor:
+        """The region's shards together, unless a rank's exchange failed: then no rank gathers."""
+        if min(self.link.region_numbers(int(failure is None))) == 0:
+            raise failure or PeerLostError("the exchange of another rank of this region failed")
+        return self.link.gather(shards)
+
+    def _install(self, result: _Result, given: Contribution | None) -> None:
+        with self.guard:
+            self.outer[result.fragment] = result.outer
+            self.momentum[result.fragment] = result.momentum
+            if result.draft is not None:
+                result.draft.commit()
+            self.following = (result.fragment + 1) % len(self.fragments)
+            self.idle_rounds = self.idle_rounds + 1 if result.all_last else 0
+            self._count(given.fresh_tokens if given else 0)
 
     def _count(self, tokens: int) -> None:
         self.rounds += 1
         self.counted_tokens += tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Agreed:
+    """What all regions read out of each other's words; `share` None: nobody brings anything."""
+
+    fragment: int
+    share: float | None
+    all_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """What a region says at the beginning of a round, in 64 bits: last 1 | fragment + 1, or 0 for nothing, 20 | tokens 43."""
+
+    fragment: int | None
+    tokens: int
+    last: bool
+
+    @classmethod
+    def of(cls, given: Contribution | None) -> "_Word":
+        return cls(None, 0, False) if given is None else cls(given.fragment, given.tokens, given.last)
+
+    @classmethod
+    def read(cls, number: int) -> "_Word":
+        fragment = number >> 43 & 0xFFFFF
+        return cls(fragment - 1 if fragment else None, number & (1 << 43) - 1, bool(number >> 63))
+
+    def pack(self) -> int:
+        return int(self.last) << 63 | (0 if self.fragment is None else self.fragment + 1) << 43 | self.tokens
+
+
+def _failure_of(work: Callable[[], None]) -> RailError | None:
+    try:
+        work()
+    except RailError as error:
+        return error
+    return None

@@ -13,6 +13,7 @@ Into the same layout, resuming is bit-exact at any step. Into another:
     other ranks a region   momentum and what is owed are dealt out anew; the state must hold all ranks' parts
     other fragments        the schedule starts over; rounds under way are applied at the next step; then as above
     other inner steps      the schedule starts over
+    unequal steps          (a grace) a state is taken after a flush only, when all regions rest
     other regions          nothing changes for a region that goes on; a new one takes `for_new_region`
 """
 
@@ -39,8 +40,14 @@ Ranges = dict[str, torch.Tensor]
 
 
 def state_of(sync: "LocalSync") -> dict[str, Any]:
-    """The state of this rank; copies."""
-    arrivals = {pending.fragment.number: sync.arrival_of(pending) for pending in sync.pending}
+    """The state of this rank; copies.
+
+    Raises:
+        InputError: Rounds go on at unequal steps.
+    """
+    if sync.windows is not None and sync.windows.running:
+        raise InputError("state", "was asked for while rounds go on at unequal steps", "flush() first: then all regions rest")
+    arrivals = {one.fragment.number: arrival for one in sync.pending if (arrival := sync.arrival_of(one)) is not None}
     loop, feedback = sync.loop, sync.loop.feedback
     pending = [{"fragment": one.fragment.number, "began": one.began, "due": one.due} for one in sync.pending]
     record = {
@@ -102,10 +109,10 @@ def load_state(sync: "LocalSync", state: Mapping[str, Any]) -> None:
     under_way = _restore_pending(sync, state, record, same_cut)
     committed = dict(enumerate(outer))
     for pending in under_way:
-        found = [torch.empty(0)] * len(sizes)
+        found, arrived = [torch.empty(0)] * len(sizes), pending.arrival.result()
         for member, size in zip(pending.fragment.members, pending.fragment.sizes, strict=True):
             found[member] = torch.empty(size)
-        pending.fragment.write(found, pending.arrival.result().outer)
+        pending.fragment.write(found, arrived.outer)
         committed.update({member: found[member] for member in pending.fragment.members})
     new = [committed[number] for number in range(len(sizes))]
     sync.loop.outer = [fragment.read(new) for fragment in sync.fragments]
@@ -231,7 +238,7 @@ def _restore_pending(sync: "LocalSync", state: Mapping[str, Any], record: dict[s
     found: list[Pending] = []
     for one in record["pending"]:
         fragment = fragments[one["fragment"]]
-        arrival: Future[Arrival] = Future()
+        arrival: Future[Arrival | None] = Future()
         arrival.set_result(Arrival(fragment.number, fragment.read(_parameters(state["arrived"])), 0.0, 0, 0))
         due = one["due"] if same_cut else record["steps"]
         found.append(Pending(fragment, fragment.read(_parameters(state["sent"])), one["began"], due, arrival))

@@ -5,25 +5,32 @@ is busy all the time and never with everything at once. A round runs in the back
 to K: then all fragments may be under way at once); what a region learned meanwhile is kept on top. With outer learning
 rate 1 and no momentum this is plain parameter averaging. The first `warmup_steps` steps average gradients instead, so that
 the inner optimizers' moments, which regions never exchange, are the same everywhere when local steps begin.
+
+Where rounds survive the loss of a region (`RoundsLink`), a region that comes back takes over the outer state and goes on from
+it. With a grace, regions may take unequal numbers of steps: see `windows`.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from isthmus.errors import InputError
 from isthmus.plan import Strategy
+from isthmus.runtime.federation.states import Rejoined, State
 from isthmus.runtime.local_steps.fragments import Fragment, cut
 from isthmus.runtime.local_steps.link import OuterLink
-from isthmus.runtime.local_steps.outer import Arrival, Contribution, OuterLoop
+from isthmus.runtime.local_steps.outer import Arrival, Contribution, OuterLoop, RejoinedError
+from isthmus.runtime.local_steps.windows import Windows
 
 __all__ = ["Arrival", "LocalSync", "Pending"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +41,17 @@ class Pending:
         fragment: What is exchanged.
         sent: Its parameters when the round began.
         began, due: Inner steps taken when it began, and when it is to be applied.
-        arrival: Its result to come.
+        arrival: Its result to come; None if the round went on without this region after all.
+        tokens, fresh_tokens: Of its contribution.
     """
 
     fragment: Fragment
     sent: torch.Tensor
     began: int
     due: int
-    arrival: "Future[Arrival]"
+    arrival: "Future[Arrival | None]"
+    tokens: int = 0
+    fresh_tokens: int = 0
 
 
 class LocalSync:
@@ -54,10 +64,14 @@ class LocalSync:
         parameters: float32 on the CPU, the same list on every member, equal in all regions now.
         link: The way to the other members.
         strategy: All that concerns local steps is read.
+        grace_s: None: all regions take equal numbers of steps, and the slowest sets the pace. Otherwise a region that is not
+            ready so long after the first one is not waited for; the link must be elastic.
 
     Attributes:
         loop: The outer state. The communication thread's while a round is under way.
         steps: Inner steps so far.
+        rejoined: How this region last took over the others' state, and `discarded_tokens` how many tokens of its own that it
+            had trained on were lost by doing so, in all.
         waited_s: Seconds spent waiting for exchanges, in all.
         on_arrival: Called with each `Arrival` once it is applied.
         changes: What the last `load_state_dict` could not restore as it was, in words; empty: bit for bit the same.
@@ -67,7 +81,13 @@ class LocalSync:
             dtype or device.
     """
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], link: OuterLink, strategy: Strategy) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        link: OuterLink,
+        strategy: Strategy,
+        grace_s: float | None = None,
+    ) -> None:
         if strategy.delay_steps > strategy.inner_steps:
             raise InputError(
                 "strategy.delay_steps",
@@ -94,6 +114,10 @@ class LocalSync:
         self.waited_s = 0.0
         self.on_arrival: Callable[[Arrival], None] | None = None
         self.changes: tuple[str, ...] = ()
+        self.rejoined: Rejoined | None = None
+        self.discarded_tokens = 0
+        self._life = self.loop.lives
+        self.windows = None if grace_s is None else Windows(self, grace_s)
 
     @property
     def warming_up(self) -> bool:
@@ -108,51 +132,97 @@ class LocalSync:
         if not self.warming_up:
             return
         own = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in self.parameters]
+        self.settle()
         flat = self._whole.read(own)
-        job = self.link.submit(lambda: self.loop.average(flat, self._whole, tokens))
-        begun_s = time.perf_counter()
-        self._whole.write(own, job.result())
-        self.waited_s += time.perf_counter() - begun_s
+        mean = self._wait(self.link.submit(lambda: self.loop.average(flat, self._whole, tokens)))
+        if mean is None:
+            self.average_gradients(tokens)
+            return
+        self._whole.write(own, mean)
         for parameter, gradient in zip(self.parameters, own, strict=True):
             if parameter.requires_grad and parameter.grad is None and bool(gradient.any()):
                 parameter.grad = gradient  # used in another region only
 
     def after_step(self, tokens: int = 1) -> None:
         """Count one inner step of `tokens` tokens; apply and begin the rounds that are due."""
+        self.settle()
         self.steps += 1
         if self.steps <= self.strategy.warmup_steps:
             if not self.warming_up:
                 self._end_warm_up()
+            elif self.link.elastic:
+                self.loop.begin_from(self._read())
             return
-        self.fresh_tokens += tokens
         self.position += 1
+        self.fresh_tokens += tokens
         for number in range(len(self.fragments)):
             self.since[number] += 1
             self.tokens[number] += tokens
-        while self.pending and self.pending[0].due <= self.steps:
-            self._apply(self.pending.popleft(), self.strategy.mixing)
+        if self.windows is not None:
+            self.windows.after_step()
+            return
+        self.land_due()
         for fragment in self.fragments:
             if self._begins(fragment):
                 self._begin(fragment)
         if self.strategy.delay_steps == 0:
-            while self.pending:
-                self._apply(self.pending.popleft(), self.strategy.mixing)
+            self.land_all(self.strategy.mixing)
 
     def flush(self) -> None:
         """Apply what is under way and exchange what is left: afterwards all members hold equal parameters.
 
-        To be called by all members after the same number of steps; before hand-overs and at the end.
+        To be called by all members, after the same number of steps unless there is a grace; before hand-overs and at the end.
         """
+        self.settle()
         if self.steps and self.warming_up:
             self._end_warm_up()
-        while self.pending:
-            self._apply(self.pending.popleft(), 1.0)
+        if self.windows is not None:
+            self.windows.flush()
+            return
+        self.land_all(1.0)
         for fragment in self.fragments:
             if self.since[fragment.number] or self.strategy.mixing < 1.0:
                 self._begin(fragment)
-        while self.pending:
-            self._apply(self.pending.popleft(), 1.0)
+        self.land_all(1.0)
         self.position = 0
+
+    def settle(self) -> None:
+        """Where this region took over the others' state, go on from it; else nothing.
+
+        Its own steps since its last round are discarded. It comes to the next round with nothing to bring, and begins its
+        next window where the others begin theirs. To be called after the federation was opened, too.
+        """
+        while self._life != self.loop.lives:
+            self._life = self.loop.lives
+            self.discarded_tokens += self.fresh_tokens + sum(one.fresh_tokens for one in self.pending)
+            self.pending.clear()
+            none = [0] * len(self.fragments)
+            self.since, self.tokens, self.fresh_tokens = none, list(none), 0
+            self.take_outer()
+            if self.loop.averaged <= self.strategy.warmup_steps > 0:
+                self.steps, self.position = self.loop.averaged, 0
+                if not self.warming_up:
+                    self._end_warm_up()
+                continue
+            self.steps = max(self.steps, self.strategy.warmup_steps)
+            if self.loop.rounds and self.windows is None:
+                self._follow()
+
+    def export_state(self, rail: int) -> State:
+        """See `isthmus.runtime.federation.states.StateKeeper`: outer parameters and momentum, 8 bytes a parameter at most."""
+        return self.loop.export(rail)
+
+    def adopt_state(self, parts: Mapping[int, State], rejoined: Rejoined) -> None:
+        """See `isthmus.runtime.federation.states.StateKeeper`; the model follows at the next step, or by `settle`."""
+        self.rejoined = rejoined
+        if rejoined.why != "equal":
+            self.loop.take_over(parts)
+
+    def take_outer(self) -> None:
+        """Put the committed outer parameters into the model. No round may be under way."""
+        self.loop.forget_missed()
+        self.applied = list(self.loop.outer)
+        self._write(self.applied)
 
     @contextmanager
     def outer_parameters(self) -> Generator[None]:
@@ -160,7 +230,7 @@ class LocalSync:
         if self.warming_up:
             yield
             return
-        own = [fragment.read(self.parameters) for fragment in self.fragments]
+        own = self._read()
         self._write(self.applied)
         try:
             yield
@@ -180,25 +250,82 @@ class LocalSync:
         load_state(self, state)
 
     def _begins(self, fragment: Fragment) -> bool:
-        inner, offset = self.strategy.inner_steps, self.strategy.inner_steps * (fragment.number + 1)
-        return (self.position - 1) % inner + 1 == -(-offset // self.strategy.fragments)
+        return (self.position - 1) % self.strategy.inner_steps + 1 == self._offset(fragment)
+
+    def _offset(self, fragment: Fragment) -> int:
+        """At which step of its K the fragment's round begins."""
+        return -(-self.strategy.inner_steps * (fragment.number + 1) // self.strategy.fragments)
 
     def _begin(self, fragment: Fragment) -> None:
-        sent, number = fragment.read(self.parameters), fragment.number
-        given = Contribution(number, sent, self.tokens[number], self.fresh_tokens)
+        given, life = self.contribution(fragment), self._life
+        self.add_pending(fragment, given, self.link.submit(lambda: self.loop.round(given, life)))
+
+    def contribution(self, fragment: Fragment, *, last: bool = False) -> Contribution:
+        """What this region would bring to a round of `fragment` now."""
+        number = fragment.number
+        sent = fragment.read(self.parameters)
+        return Contribution(number, self.applied[number], sent, self.tokens[number], self.fresh_tokens, last)
+
+    def add_pending(self, fragment: Fragment, given: Contribution, arrival: "Future[Any]") -> None:
+        """Note that `given` is on its way."""
+        number, due = fragment.number, self.steps + self.strategy.delay_steps
+        self.pending.append(Pending(fragment, given.sent, self.steps, due, arrival, given.tokens, given.fresh_tokens))
         self.since[number] = self.tokens[number] = self.fresh_tokens = 0
-        arrival = self.link.submit(lambda: self.loop.round(given))
-        self.pending.append(Pending(fragment, sent, self.steps, self.steps + self.strategy.delay_steps, arrival))
 
-    def arrival_of(self, pending: Pending) -> Arrival:
-        """Wait for a round."""
+    def land_due(self) -> None:
+        """Apply the rounds whose time has come."""
+        while self.pending and self.pending[0].due <= self.steps:
+            self._land(self.pending.popleft(), self.strategy.mixing)
+
+    def land_one(self) -> None:
+        """Apply the oldest round under way."""
+        self._land(self.pending.popleft(), self.strategy.mixing)
+
+    def land_all(self, mixing: float) -> None:
+        """Apply all rounds under way."""
+        while self.pending:
+            self._land(self.pending.popleft(), mixing)
+
+    def arrival_of(self, pending: Pending) -> Arrival | None:
+        """Wait for a round.
+
+        Raises:
+            RejoinedError: It is void.
+        """
         begun_s = time.perf_counter()
-        arrival = pending.arrival.result()
-        self.waited_s += time.perf_counter() - begun_s
-        return arrival
+        try:
+            return pending.arrival.result()
+        finally:
+            self.waited_s += time.perf_counter() - begun_s
 
-    def _apply(self, pending: Pending, mixing: float) -> None:
-        arrival, fragment = self.arrival_of(pending), pending.fragment
+    def _wait(self, job: "Future[T]") -> T | None:
+        """The result of a job; None where the others' state was taken over instead."""
+        begun_s = time.perf_counter()
+        try:
+            return job.result()
+        except RejoinedError:
+            return None
+        finally:
+            self.waited_s += time.perf_counter() - begun_s
+
+    def _land(self, pending: Pending, mixing: float) -> None:
+        try:
+            arrival = self.arrival_of(pending)
+        except RejoinedError:
+            self.pending.appendleft(pending)
+            self.settle()
+            return
+        fragment = pending.fragment
+        if arrival is None:
+            self.tokens[fragment.number] += pending.tokens
+            self.fresh_tokens += pending.fresh_tokens
+            self.since[fragment.number] += 1
+            return
+        for number, outer in dict(arrival.missed).items():
+            if number != fragment.number:
+                missed = self.fragments[number]
+                missed.write(self.parameters, outer + (missed.read(self.parameters) - self.applied[number]))
+                self.applied[number] = outer
         learned = self.steps > pending.began
         if mixing == 1.0:
             # In this order a region without progress since `sent` gets exactly the new outer parameters.
@@ -212,9 +339,27 @@ class LocalSync:
             self.on_arrival(arrival)
 
     def _end_warm_up(self) -> None:
-        flats = [fragment.read(self.parameters) for fragment in self.fragments]
-        self.link.submit(lambda: self.loop.adopt(flats)).result()
-        self.applied = list(flats)
+        """All regions hold the same parameters but for rounding, or a newcomer's first ones: take their mean."""
+        flat = self._whole.read(self.parameters)
+        mean = self._wait(self.link.submit(lambda: self.loop.average(flat, self._whole, 0)))
+        if mean is None:
+            self.settle()
+            return
+        self.steps = max(self.steps, self.strategy.warmup_steps)
+        self._whole.write(self.parameters, mean)
+        self.loop.begin_from(self._read())
+        self.applied = list(self.loop.outer)
+
+    def _follow(self) -> None:
+        """Come to the others' next round with nothing to bring, and begin the window after it with them."""
+        life = self._life
+        arrival = self._wait(self.link.submit(lambda: self.loop.round(None, life)))
+        if arrival is not None:
+            self.position = self._offset(self.fragments[arrival.fragment])
+            self.take_outer()
+
+    def _read(self) -> list[torch.Tensor]:
+        return [fragment.read(self.parameters) for fragment in self.fragments]
 
     def _write(self, flats: list[torch.Tensor]) -> None:
         for fragment, flat in zip(self.fragments, flats, strict=True):

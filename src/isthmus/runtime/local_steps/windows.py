@@ -1,0 +1,204 @@
+"""Unequal steps: rounds that do not wait for a slow region longer than a grace.
+
+A round begins when a region is due, K / F steps after its last contribution: it rings, and every region offers what it has at
+its next step, early or not. A region that has offered nothing half a grace after it rang or heard the bell comes to the round
+with empty hands (so within the grace that `Rounds` allows): its steps go on, and its delta, with its tokens, goes into the first
+round it has an offer for. Nothing is counted twice and nothing is dropped.
+
+All ranks of a region must offer at the same step. The communication threads agree on one that no rank has come to yet, and on
+whether all did offer there; the training threads never wait for that.
+"""
+
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from isthmus.errors import InputError
+from isthmus.runtime.local_steps.link import Bell
+from isthmus.runtime.local_steps.outer import Arrival, Contribution, RejoinedError
+
+if TYPE_CHECKING:
+    from isthmus.runtime.local_steps.sync import LocalSync
+
+__all__ = ["Windows"]
+
+LOOK_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A contribution that stands until a round takes it, or is given back."""
+
+    step: int
+    given: Contribution
+    arrival: "Future[Arrival | None]"
+
+
+class Windows:
+    """The rounds of one rank: `after_step` and `flush` on the training thread, the rest on the communication thread.
+
+    Attributes:
+        running: Whether rounds go on.
+        late_rounds: To which this region came with empty hands.
+    """
+
+    def __init__(self, sync: "LocalSync", grace_s: float) -> None:
+        if not sync.link.elastic:
+            raise InputError("survival.grace_s", "needs rounds that a region may miss", "run with a coordinator")
+        self._sync, self._patience_s = sync, grace_s / 2
+        self._spacing = max(1, sync.strategy.inner_steps // len(sync.fragments))
+        self._changed = threading.Condition()
+        self.running = self._final = self._late = False
+        self._steps, self._contributed_at, self._final_rounds = 0, 0, 0
+        self._post: tuple[int, int] | None = None
+        self._offer: _Offer | None = None
+        self.late_rounds = 0
+
+    # The training thread.
+
+    def after_step(self) -> None:
+        """Offer where a round asks for this step; apply what is due."""
+        self._start()
+        sync = self._sync
+        sync.land_due()
+        with self._changed:
+            self._steps = sync.steps
+            asked = self._post is not None and self._post[0] == sync.steps
+            self._changed.notify_all()
+        if asked:
+            self._make_offer(last=False)
+        if sync.strategy.delay_steps == 0:
+            sync.land_all(sync.strategy.mixing)
+
+    def flush(self) -> None:
+        """Take part in rounds until every region has brought all that it has; then all hold the outer parameters."""
+        self._start()
+        sync = self._sync
+        with self._changed:
+            self._final, self._final_rounds = True, 0
+            self._changed.notify_all()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._post is not None or not self.running, LOOK_S)
+                asked, running = self._post is not None, self.running
+            if asked:
+                self._make_offer(last=True)
+            while sync.pending and sync.pending[0].arrival.done():
+                sync.land_one()
+            if not running and not asked:
+                break
+        sync.land_all(1.0)
+        sync.settle()
+        sync.take_outer()
+        with self._changed:
+            self._final = False
+
+    def _start(self) -> None:
+        with self._changed:
+            if self.running:
+                return
+            self.running, self._late = True, False
+            self._steps = self._contributed_at = self._sync.steps
+        self._sync.link.submit(self._window)
+
+    def _make_offer(self, *, last: bool) -> None:
+        sync = self._sync
+        with self._changed:
+            post = self._post
+        if post is None:
+            return
+        fragment = sync.fragments[post[1]]
+        while any(one.fragment is fragment for one in sync.pending):
+            sync.land_one()  # its round was over before this one was asked for
+        given, arrival = sync.contribution(fragment, last=last), Future[Arrival | None]()
+        with self._changed:
+            if self._post is not post:  # withdrawn meanwhile
+                return
+            self._post, self._offer = None, _Offer(sync.steps, given, arrival)
+            sync.add_pending(fragment, given, arrival)
+            self._changed.notify_all()
+
+    # The communication thread.
+
+    def _window(self) -> None:
+        try:
+            going_on = self._round()
+        except BaseException as error:
+            self._end(error)
+            raise
+        if going_on:
+            self._sync.link.submit(self._window)
+        else:
+            self._end(None)
+
+    def _round(self) -> bool:
+        """One round; whether there is another."""
+        sync, loop = self._sync, self._sync.loop
+        life, bell, fragment = loop.lives, sync.link.ready(), loop.following
+        rung = self._await_cause(bell)
+        marks = sync.link.region_numbers(self._steps)
+        with self._changed:
+            self._post = (max(marks) + 1, fragment)
+            self._changed.notify_all()
+        offer = self._await_offer(bell, rung)
+        word = 0 if offer is None else 2 * offer.step + 1 + int(offer.given.last)
+        said = sync.link.region_numbers(word)
+        taken = offer if word and len(set(said)) == 1 else None
+        if offer is not None and taken is None:
+            offer.arrival.set_result(None)
+        self._late = taken is None
+        self.late_rounds += int(self._late)
+        try:
+            arrival = loop.round(taken.given if taken else None, life)
+        except RejoinedError as error:
+            if taken is not None:
+                taken.arrival.set_exception(error)
+            return False
+        if taken is not None:
+            with self._changed:
+                self._final_rounds += int(taken.given.last)
+                self._contributed_at = taken.step
+            taken.arrival.set_result(arrival)
+        return loop.idle_rounds < len(sync.fragments)
+
+    def _await_cause(self, bell: Bell) -> bool:
+        """Until this region is due (then it rings), was late, or hears another; whether it rang."""
+        while True:
+            with self._changed:
+                due = self._due()
+                if due or self._late or bell.heard():
+                    break
+                self._changed.wait(LOOK_S)
+        if due:
+            bell.ring()
+        return due
+
+    def _await_offer(self, bell: Bell, rung: bool) -> _Offer | None:
+        """The offer, once there is a reason to go on; None when half a grace has passed after it."""
+        until_s: float | None = None
+        while True:
+            with self._changed:
+                if not rung and self._due():
+                    bell.ring()
+                    rung = True
+                called = rung or bell.heard()
+                if called and until_s is None:
+                    until_s = time.monotonic() + self._patience_s
+                if called and (self._offer is not None or (until_s is not None and time.monotonic() >= until_s)):
+                    offer, self._offer, self._post = self._offer, None, None
+                    return offer
+                self._changed.wait(LOOK_S)
+
+    def _due(self) -> bool:
+        if self._final:
+            return self._final_rounds < len(self._sync.fragments)
+        return self._steps - self._contributed_at >= self._spacing
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._changed:
+            offer, self._offer, self._post, self.running = self._offer, None, None, False
+            self._changed.notify_all()
+        if offer is not None:
+            offer.arrival.set_exception(error or RejoinedError())
