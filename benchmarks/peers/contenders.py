@@ -17,7 +17,7 @@ __all__ = ["AWAY", "CONTENDERS", "DETECT_S", "HOME", "Contender", "Started", "st
 HOME, AWAY = "home", "away"  # the region that survives and the one that is killed
 DETECT_S = 5.0  # our Survival.detect_s, its default
 HERE = Path(__file__).resolve().parent
-END_S = 150.0
+END_S = 400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ STEPS, STEP_S = 5, 0.1
 PHASES = ("inside", "between")  # half of a sync's bytes are on the wire; half of a window is trained
 WARM = 1  # the first sync opens connections; later ones are measured
 FAULT_WINDOW = 3
-START_LIMIT_S, SYNC_LIMIT_S, RECOVERY_LIMIT_S = 60.0, 60.0, 20.0
+START_LIMIT_S, SYNC_LIMIT_S, RECOVERY_LIMIT_S = 180.0, 60.0, 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
