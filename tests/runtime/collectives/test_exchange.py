@@ -14,6 +14,7 @@ from isthmus.runtime.environment import Members
 from isthmus.runtime.hashing import fingerprint
 from isthmus.runtime.wan.frames import message_tag
 from isthmus.runtime.wan.rail import Rail
+from isthmus.runtime.wan.shape import choose_shares
 
 
 def in_regions(regions, work):
@@ -69,6 +70,19 @@ def test_all_regions_end_with_the_same_bits_near_the_mean(regions, codec):
     for place, shard in enumerate(everyone[0]):
         mean = sum(shard_of(region, sizes[place % 5]) for region in range(regions)) / regions
         assert shard.numel() == 0 or float((shard - mean).abs().max()) <= bound
+
+
+def test_who_adds_up_how_much_does_not_change_a_bit():
+    def work(rail):
+        found = []
+        chosen = choose_shares([[0, 9, 1], [9, 0, 4], [1, 4, 0]])
+        for number, shares in enumerate((None, (0.2, 0.6, 0.2), (0.0, 1.0, 0.0), chosen)):
+            shard = shard_of(rail.region, 70_001)
+            exchange_mean(rail, shard, message_tag(number, 0, 0, 0), ExchangeOptions(shares=shares))
+            found.append(fingerprint([shard]))
+        return found
+
+    assert len({found for everyone in in_regions(3, work) for found in everyone}) == 1
 
 
 @pytest.mark.parametrize("regions", [2, 3])

@@ -5,6 +5,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 from isthmus.runtime.wan.frames import (
     HEADER_BYTES,
@@ -19,7 +20,7 @@ from isthmus.runtime.wan.frames import (
     unpack_hello,
 )
 from isthmus.runtime.wan.outbox import Outbox, Outgoing, Ticket
-from isthmus.runtime.wan.shape import choose_streams
+from isthmus.runtime.wan.shape import choose_shares, choose_streams
 
 U64 = st.integers(0, 2**64 - 1)
 
@@ -121,3 +122,21 @@ def test_streams_grow_with_the_round_trip_and_hold_the_bandwidth_delay_product(r
 def test_streams_of_three_links_by_hand():
     # 100 Mb/s x 18 ms over two rails: slow, so 4. 1 Gb/s x 60 ms: 62.5 MB/s x 60 ms / 2 MiB = 1.8. 10 Gb/s: 17.9, cut to 16.
     assert [choose_streams(rate, rtt, 2) for rate, rtt in ((12.5e6, 0.018), (125e6, 0.060), (1.25e9, 0.060))] == [4, 2, 16]
+
+
+@given(st.integers(3, 5).flatmap(lambda n: st.lists(st.floats(0.5, 100), min_size=n * n, max_size=n * n)))
+def test_shares_of_unequal_links_are_as_good_as_the_solver_of_scipy_finds(rates):
+    n = int(len(rates) ** 0.5)
+    matrix = [[rates[min(i, j) * n + max(i, j)] for j in range(n)] for i in range(n)]
+    pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
+    limits = [[float(k in pair) for k in range(n)] + [-matrix[pair[0]][pair[1]]] for pair in pairs]
+    best = linprog([0] * n + [1], A_ub=limits, b_ub=[0] * len(pairs), A_eq=[[1] * n + [0]], b_eq=[1]).fun
+    shares = choose_shares(matrix)
+    assert sum(shares) == pytest.approx(1)
+    assert min(shares) >= 0
+    assert max((shares[i] + shares[j]) / matrix[i][j] for i, j in pairs) == pytest.approx(best, rel=1e-6)
+
+
+def test_shares_of_a_triangle_with_one_slow_side_by_hand():
+    # 2 / (100 + 50 + 100) a byte; the region without the slow side adds up 1 - 2 x 50 / 250.
+    assert choose_shares([[0, 100, 50], [100, 0, 100], [50, 100, 0]]) == pytest.approx((0.2, 0.6, 0.2))

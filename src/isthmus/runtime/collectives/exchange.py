@@ -27,6 +27,7 @@ from isthmus.runtime.wan.rail import Rail, Ticket
 __all__ = ["Buffers", "Exchange", "ExchangeOptions", "exchange_mean", "gather"]
 
 _PHASE = 1 << 16
+_BLOCK = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class ExchangeOptions:
         scale: None: 1 / sum(weights), which makes it the mean.
         flow: Flow of the transport, so that exchanges of one flow go in order.
         buffers: Where to take memory from; None: fresh memory.
+        shares: Of three and more regions: which part of the vector each adds up (sum 1; see `shape.choose_shares`). None: equal.
     """
 
     codec: CodecName = "none"
@@ -53,6 +55,7 @@ class ExchangeOptions:
     scale: float | None = None
     flow: int | None = None
     buffers: "Buffers | None" = None
+    shares: tuple[float, ...] | None = None
 
 
 def exchange_mean(
@@ -124,7 +127,7 @@ class Exchange:
         self._sends: list[Ticket] = []
         self._receives: dict[int, Ticket] = {}
         self._arrived: dict[int, torch.Tensor] = {}
-        self._bounds = [shard.numel() * region // rail.regions for region in range(rail.regions + 1)]
+        self._bounds = _cut(shard.numel(), rail.regions, options.shares)
         self._mine: torch.Tensor | None = None
         if rail.regions == 2:
             self._swap()
@@ -205,11 +208,14 @@ class Exchange:
         terms = [vector if weight == 1.0 else torch.mul(vector, weight) for vector, weight in pairs]
         if len(terms) == 1:
             out.copy_(terms[0])
-        else:
-            torch.add(terms[0], terms[1], out=out)
+            out.mul_(self._scale)
+            return
+        for start in range(0, out.numel(), _BLOCK):  # what is added is still in the cache when it is scaled
+            stop = start + _BLOCK
+            block = torch.add(terms[0][start:stop], terms[1][start:stop], out=out[start:stop])
             for term in terms[2:]:
-                out.add_(term)
-        out.mul_(self._scale)
+                block.add_(term[start:stop])
+            block.mul_(self._scale)
 
     def _take(self, size: int) -> torch.Tensor:
         buffer = self._buffers.take(size)
@@ -260,6 +266,15 @@ class Exchange:
     def _send(self, peer: int, tag: int, data: torch.Tensor) -> None:
         if data.numel():
             self._sends.append(self._rail.send(peer, tag, data, self._options.flow))
+
+
+def _cut(elements: int, regions: int, shares: tuple[float, ...] | None) -> list[int]:
+    """Where each region's part begins, and the end."""
+    if shares is None:
+        return [elements * region // regions for region in range(regions + 1)]
+    if len(shares) != regions or abs(sum(shares) - 1.0) > 1e-6 or min(shares) < 0:
+        raise ValueError(f"{shares} are not {regions} shares of a whole")
+    return [min(elements, round(elements * sum(shares[:region]))) for region in range(regions)] + [elements]
 
 
 def _peers(rail: Rail) -> list[int]:

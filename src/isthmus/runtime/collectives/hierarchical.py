@@ -58,6 +58,7 @@ class ReducerOptions:
         seed: Of the codec's noise.
         segment_bytes: Size of a pipeline segment of the whole tensor; None: one a MiB, at most 16, and none above 4 MiB.
             Each costs a rank about a millisecond of its cores, which small buckets would pay too often.
+        shares: Of three and more regions with unequal links, which part of each shard every region adds up; None: equal.
         retry: Keep what `again` needs until `commit`; a RailError is then raised by `finish`, after the region's own part.
         replicated: The group's ranks hold equal tensors already: each brings its shards to the other regions, none is summed.
     """
@@ -66,6 +67,7 @@ class ReducerOptions:
     average: bool = True
     seed: int = 0
     segment_bytes: int | None = None
+    shares: tuple[float, ...] | None = None
     retry: bool = False
     replicated: bool = False
 
@@ -247,6 +249,7 @@ class HierarchicalReducer:
             scale=scale,
             flow=_FLOW,
             buffers=self._buffers,
+            shares=self._options.shares,
         )
         tag = message_tag(under_way.tag, under_way.epoch, 0, number)
         return Exchange(rails.carried[shard.rail], shard.given, tag, options, shard.out)

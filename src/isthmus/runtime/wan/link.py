@@ -32,13 +32,12 @@ GOODBYE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkOptions:
-    """See `rail.RailOptions`; `window_bytes_per_s` is the rate that one stream should sustain, where it is known."""
+    """See `rail.RailOptions`."""
 
     heartbeat_s: float
     detect_s: float
     chunk_bytes_max: int
     early_bytes_max: int
-    window_bytes_per_s: float | None
 
 
 class Link:
@@ -106,7 +105,7 @@ class Link:
         opening, hello = self._opening, newcomer.hello
         if not newcomer.wire.alive():
             raise ConnectionResetError(f"{newcomer.who} left before it was answered")
-        opening.prepare(newcomer.wire)
+        opening.prepare(newcomer.wire, self.peer)
         return self._install(hello, hello.stream, newcomer.stream, opening.hello(self.peer, hello.stream))
 
     def _install(self, hello: Hello, number: int, stream: PlainStream | TlsStream, answer: Hello | None) -> str:
@@ -344,7 +343,7 @@ class Link:
 
     def window_bytes(self) -> float | None:
         """What one stream must keep in flight to fill its share of the link; None where its rate is not known."""
-        rate, kernels = self._options.window_bytes_per_s, self.kernels()[0]
+        rate, kernels = self._opening.paces_bytes_per_s.get(self.peer), self.kernels()[0]
         return None if rate is None or not kernels else rate * min(kernel.rtt_s_min for kernel in kernels)
 
     def _fit_buffers(self) -> None:

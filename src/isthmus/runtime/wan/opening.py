@@ -32,7 +32,7 @@ RETRY_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What one rank needs to open its rail; `congestion` and `pace_bytes_per_s` as in `streams.prepare`."""
+    """What one rank needs to open its rail; `congestion`, and the pace of a stream by region, as in `streams.prepare`."""
 
     members: Members
     federation: bytes
@@ -43,7 +43,7 @@ class Opening:
     streams: int
     timeout_s: float
     congestion: str
-    pace_bytes_per_s: float | None
+    paces_bytes_per_s: dict[int, float]
     identity: Identity | None
 
     def name(self, region: int) -> str:
@@ -69,9 +69,9 @@ class Opening:
         """Where this rail of `region` listens."""
         return split_address(self.members.regions[region].address(self.rail))
 
-    def prepare(self, wire: PlainStream) -> None:
-        """Set the options of an accepted stream."""
-        wire.prepare(self.congestion, self.timeout_s, self.pace_bytes_per_s)
+    def prepare(self, wire: PlainStream, region: int) -> None:
+        """Set the options of a stream accepted from that region."""
+        wire.prepare(self.congestion, self.timeout_s, self.paces_bytes_per_s.get(region))
 
     def objection(self, hello: Hello) -> str:
         """Why the caller with this hello may not join this rail; "" where it may."""
@@ -141,7 +141,7 @@ class Call:
 
     def _attempt(self, sock: socket.socket, deadline_s: float) -> tuple[PlainStream | TlsStream, Hello]:
         opening = self._opening
-        prepare(sock, opening.congestion, opening.timeout_s, opening.pace_bytes_per_s)
+        prepare(sock, opening.congestion, opening.timeout_s, opening.paces_bytes_per_s.get(self._region))
         sock.settimeout(max(0.01, deadline_s - time.monotonic()))
         sock.connect(opening.address(self._region))
         wire = PlainStream(sock)

@@ -10,6 +10,7 @@ the socket and from the socket into the caller's buffer without a copy in Python
 import secrets
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,7 +44,7 @@ class RailOptions:
         congestion: None takes bbr where the kernel allows it and else what it has, which `counters` report; a name takes
             that or fails; "" leaves the route's.
         rate_bytes_per_s: This rail's share of the link's rate to another region, in IP bytes, where it is known: its streams
-            are then paced to it. None: the congestion control finds out.
+            are then paced to it. By region name where links differ. None: the congestion control finds out.
         chunk_bytes_max: The most that one stream sends before flows take turns; slow streams send less at a time; <= 8 MiB.
         early_bytes_max: Bytes kept, a peer, of messages not asked for yet.
         detect_s: A peer of whom nothing is heard for so long is lost, whether or not anybody waits for it. It must exceed the
@@ -54,7 +55,7 @@ class RailOptions:
     """
 
     congestion: str | None = None
-    rate_bytes_per_s: float | None = None
+    rate_bytes_per_s: float | Mapping[str, float] | None = None
     chunk_bytes_max: int = 1 << 20
     early_bytes_max: int = 1 << 26
     detect_s: float = 5.0
@@ -121,13 +122,11 @@ class Rail:
         self.timeout_s, self.generation = opening.timeout_s, opening.generation
         self._opening, self._door, self._owns_door = opening, door, owns_door
         heartbeat_s = options.heartbeat_s or options.detect_s / 5
-        pace = opening.pace_bytes_per_s
         link_options = LinkOptions(
             heartbeat_s=heartbeat_s,
             detect_s=options.detect_s,
             chunk_bytes_max=options.chunk_bytes_max,
             early_bytes_max=options.early_bytes_max,
-            window_bytes_per_s=None if pace is None else pace / PACE,
         )
         others = [peer for peer in range(self.regions) if peer != self.region]
         self._links = {peer: Link(opening, peer, link_options) for peer in others}
@@ -189,7 +188,7 @@ class Rail:
             streams=streams,
             timeout_s=timeout_s,
             congestion=congestion,
-            pace_bytes_per_s=None if options.rate_bytes_per_s is None else PACE * options.rate_bytes_per_s * PAYLOAD / streams,
+            paces_bytes_per_s=_paces(members, options.rate_bytes_per_s, streams),
             identity=identity,
         )
         rail = cls(opening, options, door, owns_door=owns_door)
@@ -354,6 +353,12 @@ class Rail:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _paces(members: Members, rate: float | Mapping[str, float] | None, streams: int) -> dict[int, float]:
+    names = [region.name for region in members.regions]
+    rates = rate if isinstance(rate, Mapping) else {} if rate is None else dict.fromkeys(names, rate)
+    return {number: PACE * rates[name] * PAYLOAD / streams for number, name in enumerate(names) if name in rates}
 
 
 def _congestion(name: str | None) -> str:

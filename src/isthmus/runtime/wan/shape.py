@@ -1,12 +1,14 @@
-"""How many streams a rail needs, from the rate and the round trip of its link."""
+"""How a rail is cut to its links: streams, from rate and round trip; shares of three and more regions, from their rates."""
 
+from collections.abc import Sequence
 from math import ceil
 
-__all__ = ["choose_streams"]
+__all__ = ["choose_shares", "choose_streams"]
 
 STREAMS_MAX = 16
 WINDOW_BYTES = 1 << 21
 SLOW_BYTES_PER_S = 32e6
+_TINY = 1e-12
 
 
 def choose_streams(rate_bytes_per_s: float, rtt_s: float, rails: int = 1) -> int:
@@ -22,3 +24,39 @@ def choose_streams(rate_bytes_per_s: float, rtt_s: float, rails: int = 1) -> int
     """
     share = rate_bytes_per_s / rails
     return min(max(ceil(share * rtt_s / WINDOW_BYTES), 4 if share <= SLOW_BYTES_PER_S else 2), STREAMS_MAX)
+
+
+def choose_shares(rates_bytes_per_s: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Which part of a tensor each of R >= 3 regions adds up, so that unequal links finish together.
+
+        minimise max over pairs (x_i + x_j) / r_ij,  x >= 0,  sum(x) = 1
+
+    r_ij = rates_bytes_per_s[i][j] (symmetric; the diagonal is not read). On the way i to j go the contribution to j's part and
+    the result of i's own part, (x_i + x_j) of the tensor. Three regions all of whose links are busy to the end take
+    2 / (r_01 + r_02 + r_12) seconds a byte, with x_i = 1 - 2 r_jk / (r_01 + r_02 + r_12).
+
+    Solved as: maximise sum(y) with y_i + y_j <= r_ij and y >= 0; then x = y / sum(y). The simplex method begins at y = 0 and
+    takes Bland's pivots (R. G. Bland, Math. Oper. Res. 2(2), 1977), which end, and are the same on every machine.
+    """
+    regions = len(rates_bytes_per_s)
+    pairs = [(i, j) for i in range(regions) for j in range(i + 1, regions)]
+    unit = max(rates_bytes_per_s[i][j] for i, j in pairs)
+    columns = regions + len(pairs)  # the regions, then the slack of each pair; the last place of a row is its right side
+    rows = [
+        [float(column in (i, j, regions + number)) for column in range(columns)] + [rates_bytes_per_s[i][j] / unit]
+        for number, (i, j) in enumerate(pairs)
+    ]
+    gains, basis = [1.0] * regions + [0.0] * (len(pairs) + 1), list(range(regions, columns))
+    while (enter := next((column for column in range(columns) if gains[column] > _TINY), None)) is not None:
+        bounded = [(row[-1] / row[enter], basis[number], number) for number, row in enumerate(rows) if row[enter] > _TINY]
+        _, _, leave = min(bounded)
+        pivot = rows[leave] = [value / rows[leave][enter] for value in rows[leave]]
+        for row in [*rows[:leave], *rows[leave + 1 :], gains]:
+            factor = row[enter]
+            row[:] = [value - factor * pivoted for value, pivoted in zip(row, pivot, strict=True)]
+        basis[leave] = enter
+    amounts = [0.0] * columns
+    for number, column in enumerate(basis):
+        amounts[column] = max(rows[number][-1], 0.0)
+    total = sum(amounts[:regions])
+    return tuple(amount / total for amount in amounts[:regions])
