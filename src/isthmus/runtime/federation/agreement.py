@@ -5,10 +5,10 @@ groups, so that every member does the same things in the same order. Large traff
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,11 @@ from isthmus.runtime.courier import Courier
 from isthmus.runtime.environment import RankEnvironment
 from isthmus.runtime.hashing import ReplicaMismatchError, require_equal
 from isthmus.runtime.wan.frames import TAG_LIMIT, message_tag
-from isthmus.runtime.wan.rail import Rail, Ticket
+from isthmus.runtime.wan.rail import LinkUse, Rail, Ticket
 from isthmus.runtime.world import World, gather_numbers
+
+if TYPE_CHECKING:
+    from isthmus.runtime.surviving import WatchedRounds
 
 __all__ = ["CONTROL_TAGS", "Federation", "PlanMismatchError"]
 
@@ -47,12 +50,17 @@ class _Proof:
 
 @dataclass(slots=True)
 class Federation:
-    """All members as one rank sees them. Without a rail and a flat group this region is the only one."""
+    """All members as one rank sees them.
+
+    Without a rail and a flat group this region is the only one that `numbers`, `prove` and `adopt_first` know of: with
+    `rounds`, regions come and go, and agree by votes.
+    """
 
     environment: RankEnvironment
     world: World
     courier: Courier
     rail: Rail | None = None
+    rounds: "WatchedRounds | None" = None
     _epochs: dict[int, int] = field(default_factory=dict)
     _proofs: list[_Proof] = field(default_factory=list)
 
@@ -65,8 +73,25 @@ class Federation:
         return [number for number in range(self.environment.regions) if number != self.environment.region_index]
 
     def sent_bytes(self) -> int:
-        """What this rank's rail has sent to other regions, frames included; 0 without a rail."""
+        """What this rank has sent to other regions, frames included; 0 without a rail."""
+        if self.rounds is not None:
+            return self.rounds.sent_bytes()
         return self.rail.wan_bytes_sent() if self.rail else 0
+
+    def counters(self) -> "Mapping[str, LinkUse]":
+        """What each open link of this rank did, by the peer region's name; of several rails to it, the first."""
+        rails = [self.rail] if self.rail is not None else list(self.rounds.rails.values()) if self.rounds is not None else []
+        found: dict[str, LinkUse] = {}
+        for rail in reversed(rails):
+            found.update(rail.counters())
+        return found
+
+    def leave(self) -> None:
+        """End in good order: nobody goes while others still need what it sends."""
+        if self.rounds is not None:
+            self.rounds.close()
+        else:
+            self.meet()
 
     def numbers(self, number: int) -> list[int]:
         """One unsigned 64-bit number of this rank's rail in every region, in their order; waits for all."""

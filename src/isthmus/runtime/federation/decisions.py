@@ -83,7 +83,9 @@ class View:
         generations: The last generation of each branch.
         revisions: Revision of each of those entries.
         records: Of the regroups under way: by branch, number of the generation left, region.
-        joins: Who asks to come in.
+        record_revisions: Revision of each of those entries, by the same and the region.
+        joins: Who has started and asks to come in.
+        join_revisions: Revision of each of those entries.
         progress: Committed tokens of each branch, as far as it has said.
     """
 
@@ -91,7 +93,9 @@ class View:
     generations: Mapping[str, Generation] = field(default_factory=dict[str, Generation])
     revisions: Mapping[str, int] = field(default_factory=dict[str, int])
     records: Mapping[tuple[str, int], Mapping[str, Record]] = field(default_factory=dict[tuple[str, int], Mapping[str, Record]])
+    record_revisions: Mapping[tuple[str, int, str], int] = field(default_factory=dict[tuple[str, int, str], int])
     joins: Mapping[str, Join] = field(default_factory=dict[str, Join])
+    join_revisions: Mapping[str, int] = field(default_factory=dict[str, int])
     progress: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
@@ -122,13 +126,21 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """To be written by compare-and-swap on the revision of its branch's entry; `ends` are branches that go with it.
+    """To be written by compare-and-swap, on the revisions of its branch's entry and of the entries it rests on.
 
-    `anew` says that nobody holds a trained state: all begin from the state of the first region.
+    Attributes:
+        generation: The next one.
+        revision: Of the entry that it replaces; 0 for none.
+        rests_on: Revisions of the records of the regions that move, by region.
+        admits: Revisions of the requests of those that come in. Both are deleted with it, so that no region is moved twice.
+        ends: Branches that go with it.
+        anew: Nobody holds a trained state: all begin from the state of the first region.
     """
 
     generation: Generation
     revision: int
+    rests_on: Mapping[str, int] = field(default_factory=dict[str, int])
+    admits: Mapping[str, int] = field(default_factory=dict[str, int])
     ends: tuple[str, ...] = ()
     anew: bool = False
 
@@ -143,9 +155,9 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A region that starts is to ask that generation to let it in."""
+    """A region that starts is to ask that generation to let it in; without one, to say that it is here."""
 
-    generation: Generation
+    generation: Generation | None
 
 
 def holders(view: View, generation: Generation) -> tuple[str, ...]:
@@ -211,7 +223,7 @@ def decide_regroup(view: View, old: Generation, me: str, rules: Rules, *, waited
         return Follow(found)
     records = _records(view, old)
     if me not in records:
-        return Stall("this region's record is not in the store")
+        return _unrecorded(view, old, me, rules)
     alive = _alive(view, old, records)
     late = frozenset[str]().union(*(record.late for record in records.values())) - frozenset(records)
     probing = [region for region in records if records[region].probing]
@@ -222,6 +234,14 @@ def decide_regroup(view: View, old: Generation, me: str, rules: Rules, *, waited
     if me not in ready:
         return Stall("this region has not found out whom it reaches")
     return _decide_among(view, old, me, rules, _Present(ready, records, [region for region in alive if region not in late]))
+
+
+def _unrecorded(view: View, old: Generation, me: str, rules: Rules) -> Follow | Stall:
+    """The record was not written yet, or went with the lease; or a branch moved `me` by it and has gone on without it since."""
+    running = best_branch(view, rules)
+    if rules.on_partition == "continue" and view.number > old.number and me in view.live and running is not None:
+        return Follow(running)
+    return Stall("this region's record is not in the store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,8 +311,11 @@ def _form(
         round=applied + 1,
         tokens=tokens,
         branch=branch,
+        late=rules.sort(frozenset[str]().union(*(records[region].late for region in clique)) - frozenset(records)),
     )
-    return Form(generation, view.revisions.get(branch, 0), anew=anew)
+    rests_on = {region: view.record_revisions[old.branch, old.number, region] for region in clique}
+    admits = {region: view.join_revisions[region] for region in comers}
+    return Form(generation, view.revisions.get(branch, 0), rests_on, admits, anew=anew)
 
 
 def _committed(everyone: list[Record], staying: list[Record]) -> tuple[int, int]:
@@ -352,7 +375,15 @@ def decide_entry(view: View, me: str, rules: Rules) -> Follow | Form | Ask | Sta
     running = best_branch(view, rules)
     if running is not None:
         return Ask(running)
-    present = rules.sort(view.live)
+    return _start(view, me, rules)
+
+
+def _start(view: View, me: str, rules: Rules) -> Form | Ask | Stall:
+    """The first generation, or the first after all regions were lost."""
+    # Those that started and have no place; others may still run in a generation that nobody else remembers.
+    present = rules.sort([region for region, join in view.joins.items() if view.live.get(region) == join.incarnation])
+    if me not in present:
+        return Ask(None)
     if len(present) < rules.start_regions:
         missing = [region for region in rules.order if region not in present]
         return Stall(f"{len(present)} of {rules.start_regions} regions are here; missing: {', '.join(missing)}")
@@ -367,4 +398,5 @@ def decide_entry(view: View, me: str, rules: Rules) -> Follow | Form | Ask | Sta
         incarnations=tuple(view.live[region] for region in present),
     )
     ends = tuple(branch for branch in view.generations if branch)
-    return Form(generation, view.revisions.get("", 0), ends, anew=True)
+    admits = {region: view.join_revisions[region] for region in present}
+    return Form(generation, view.revisions.get("", 0), admits=admits, ends=ends, anew=True)

@@ -16,6 +16,7 @@ class Generation:
         incarnations: One a region: a text that a region draws anew whenever it starts.
         round: Number of the first round of this generation; all before it are committed.
         tokens: Committed in the rounds before it, by all regions together.
+        late: Regions that are out because they did not begin a round within the grace.
         branch: Empty, or the first region of a side that went on alone after a partition.
     """
 
@@ -26,6 +27,7 @@ class Generation:
     round: int = 0
     tokens: int = 0
     branch: str = ""
+    late: tuple[str, ...] = ()
 
     @property
     def donors(self) -> tuple[str, ...]:

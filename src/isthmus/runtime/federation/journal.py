@@ -46,11 +46,14 @@ class Journal:
             raise
 
     def write(self, change: Mapping[str, Any]) -> None:
-        """Append a change and force it to disk.
+        """Append a change and force it to disk; the caller then makes it in the table, before the next one is written.
 
         Raises:
             OSError: The disk is full or broken. What a half-written line leaves behind is cut off again.
         """
+        # Before this change and not after it: the table does not hold it yet, and a snapshot would lose it.
+        if self._size > self._floor + self._compact_bytes:
+            self.compact()
         line = _line(change)
         try:
             _write_all(self._file, line)
@@ -59,8 +62,6 @@ class Journal:
             os.ftruncate(self._file, self._size)
             raise
         self._size += len(line)
-        if self._size > self._floor + self._compact_bytes:
-            self.compact()
 
     def compact(self) -> None:
         """Replace the file by a snapshot of the table; a crash leaves either the old file or the new one."""

@@ -77,7 +77,9 @@ def read_view(ledger: Ledger, listing: Listing) -> View:
     generations: dict[str, Generation] = {}
     revisions: dict[str, int] = {}
     records: dict[tuple[str, int], dict[str, Record]] = {}
+    record_revisions: dict[tuple[str, int, str], int] = {}
     joins: dict[str, Join] = {}
+    join_revisions: dict[str, int] = {}
     progress: dict[str, int] = {}
     for key, entry in listing.entries.items():
         match [unquote(part) for part in key.removeprefix(ledger.prefix).split("/")]:
@@ -89,13 +91,23 @@ def read_view(ledger: Ledger, listing: Listing) -> View:
                 generations[branch], revisions[branch] = _load(key, entry, Generation), entry.revision
             case ["regroup", branch, number, region]:
                 records.setdefault((branch, int(number)), {})[region] = _load(key, entry, Record)
+                record_revisions[branch, int(number), region] = entry.revision
             case ["join", region]:
-                joins[region] = _load(key, entry, Join)
+                joins[region], join_revisions[region] = _load(key, entry, Join), entry.revision
             case ["progress", branch]:
                 progress[branch] = int(entry.value)
             case _:
                 continue
-    return View(live=live, generations=generations, revisions=revisions, records=records, joins=joins, progress=progress)
+    return View(
+        live=live,
+        generations=generations,
+        revisions=revisions,
+        records=records,
+        record_revisions=record_revisions,
+        joins=joins,
+        join_revisions=join_revisions,
+        progress=progress,
+    )
 
 
 def _load(key: str, entry: Entry, kind: Callable[..., T]) -> T:

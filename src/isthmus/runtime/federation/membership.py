@@ -117,7 +117,7 @@ class Membership:
         self._probers = ThreadPoolExecutor(max_workers=max(4, len(names)), thread_name_prefix="isthmus-probe")
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="isthmus-aside")
         self._threads: list[threading.Thread] = []
-        self._incarnation, self._lease = "", 0
+        self._incarnation, self._lease, self._registered = "", 0, False
         self._view, self._revision = View(), 0
         self._generation: Generation | None = None
         self._standing = Standing()
@@ -154,7 +154,6 @@ class Membership:
             self._standing = Standing(
                 applied=generation.round - 1, tokens=generation.tokens, stateless=self.region in generation.joined
             )
-        self._quietly(lambda: self._store.txn({}, {}, (self._ledger.join(self.region),)))
         return generation
 
     def begin(self) -> Begin:
@@ -238,7 +237,9 @@ class Membership:
             try:
                 if not self._lease:
                     self._lease = self._store.grant(self.survival.detect_s)
-                self._store.txn({}, {self._ledger.live(self.region): self._incarnation}, lease=self._lease)
+                incarnation = self._incarnation
+                self._store.txn({}, {self._ledger.live(self.region): incarnation}, lease=self._lease)
+                self._registered = incarnation == self._incarnation
                 return
             except StoreRefusedError:  # the lease has ended meanwhile
                 self._lease = 0
@@ -264,7 +265,7 @@ class Membership:
         return any(region != self.region for region in view.live)
 
     def _find_place(self, deadline_s: float) -> Generation:
-        said_s, asked = -SAY_S, ""
+        said_s = -SAY_S
         while True:
             view, revision = self._through_loss(self._look, deadline_s)
             if view.live.get(self.region, self._incarnation) != self._incarnation:
@@ -272,25 +273,35 @@ class Membership:
                     "ISTHMUS_REGION", f"another process now runs as region {self.region!r}", "start each region once"
                 )
             verdict = decide_entry(view, self.region, self.rules)
-            match verdict:
-                case Follow(generation):
-                    return generation
-                case Form():
-                    self._quietly(lambda form=verdict, seen=view: self._form(form, seen, None))
-                    continue
-                case Ask(generation):
-                    why = f"generation {generation.number} of {', '.join(generation.regions)} runs; asking to come in"
-                    with suppress(StoreLostError):
-                        asked = self._ask(generation, asked)
-                case Stall(why):
-                    if self._view.live.get(self.region) is None:
-                        self._register()
-                    elif time.monotonic() > deadline_s and not self._entered:
-                        raise PeerLostError(f"region {self.region} waited {self.survival.start_s:g} s: {why}")
+            if isinstance(verdict, Follow):
+                return verdict.generation
+            why = self._pursue(verdict, view)
+            if not why:
+                continue
+            if isinstance(verdict, Stall) and time.monotonic() > deadline_s and not self._entered:
+                raise PeerLostError(f"region {self.region} waited {self.survival.start_s:g} s: {why}")
             if time.monotonic() - said_s >= SAY_S:
                 said_s = time.monotonic()
                 self.say(why)
             self._await(revision, LOOK_S)
+
+    def _pursue(self, verdict: Form | Ask | Stall, view: View) -> str:
+        """One step on the way in; what is waited for, or nothing where there is more to do at once."""
+        match verdict:
+            case Form():
+                self._quietly(lambda: self._form(verdict, view, None))
+                return ""
+            case Ask(generation):
+                asked = False
+                with suppress(StoreLostError):
+                    asked = self._ask(generation, view)
+                if asked or generation is None:
+                    return ""
+                return f"generation {generation.number} of {', '.join(generation.regions)} runs; asking to come in"
+            case Stall(why):
+                if view.live.get(self.region) is None:
+                    self._quietly(self._register)
+                return why
 
     def _through_loss(self, work: Callable[[], T], deadline_s: float) -> T:
         """While the store cannot be reached, try again: until the deadline at the start, for ever once there was a place."""
@@ -302,21 +313,30 @@ class Membership:
                     raise
                 self.say(f"{error}; trying on")
 
-    def _ask(self, generation: Generation, asked: str) -> str:
-        reach = frozenset(region for region, found in self._reach(generation.regions).items() if found == "open")
-        text = dump(Join(incarnation=self._incarnation, branch=generation.branch, reach=reach))
-        if text != asked or self.region not in self._view.joins:
-            self._put(self._ledger.join(self.region), text)
-        return text
+    def _ask(self, generation: Generation | None, view: View) -> bool:
+        """Write that this region wants to come in, where that is not what stands there; not again once it is let in."""
+        found = self._reach(generation.regions) if generation is not None else {}
+        reach = frozenset(region for region, state in found.items() if state == "open")
+        join = Join(incarnation=self._incarnation, branch=generation.branch if generation else "", reach=reach)
+        if view.joins.get(self.region) == join:
+            return False
+        self._put(self._ledger.join(self.region), dump(join), view.join_revisions.get(self.region, 0))
+        return True
 
     # Regrouping.
 
     def _write_record(self, old: Generation, late: frozenset[str]) -> None:
         """First that this region stops, which stops the others; then, when that is known, whom it reaches."""
         key = self._ledger.record(old, self.region)
-        self._patiently(lambda: self._put(key, dump(self._record(late, {}, probing=True))))
+        self._patiently(lambda: self._put(key, dump(self._record(late, {}, probing=True)), 0))
         found = self._reach([region for region in self.rules.order if region != self.region and self._concerns(old, region)])
-        self._patiently(lambda: self._put(key, dump(self._record(late, found, probing=False))))
+        self._patiently(lambda: self._put_again(key, dump(self._record(late, found, probing=False))))
+
+    def _put_again(self, key: str, value: str) -> None:
+        """Replace an entry of this region; once it is gone it stays so, for the region has been moved by it."""
+        entry = self._store.get(key)
+        if entry is not None:
+            self._put(key, value, entry.revision)
 
     def _concerns(self, old: Generation, region: str) -> bool:
         with self._guard:
@@ -358,7 +378,7 @@ class Membership:
             match verdict:
                 case Follow(generation):
                     member = generation.holds(self.region, self._incarnation)
-                    why = "" if member else ("late" if self._was_late(view, old) else "excluded")
+                    why = "" if member else ("late" if self.region in generation.late else "excluded")
                     return Regrouped(generation, member, why)
                 case Form():
                     self._patiently(lambda form=verdict, seen=view: self._form(form, seen, old))
@@ -367,27 +387,34 @@ class Membership:
                     if partition and why != said:
                         said = why
                         self.say(f"{why}; syncs wait, training goes on")
-            if time.monotonic() - looked_s > LOOK_S:
-                looked_s = time.monotonic()
-                self._renew_record(old, late, view)
+            looked_s = self._keep_record(old, late, view, looked_s)
             self._await(revision, LOOK_S)
 
-    def _was_late(self, view: View, old: Generation) -> bool:
-        records = view.records.get((old.branch, old.number), {})
-        return any(self.region in record.late for record in records.values())
+    def _keep_record(self, old: Generation, late: frozenset[str], view: View, looked_s: float) -> float:
+        """Write the record again where it went with a lease that ended, or where links have changed; when that was looked at."""
+        if self.region not in view.records.get((old.branch, old.number), {}):
+            self._write_record(old, late)
+        elif time.monotonic() - looked_s > LOOK_S:
+            self._renew_record(old, late, view)
+        else:
+            return looked_s
+        return time.monotonic()
 
     def _renew_record(self, old: Generation, late: frozenset[str], view: View) -> None:
         """Write anew whom this region reaches, where that changed: links heal."""
         found = self._reach([region for region in self.rules.order if region != self.region and self._concerns(old, region)])
         record = self._record(late, found, probing=False)
-        if view.records.get((old.branch, old.number), {}).get(self.region) != record:
-            self._quietly(lambda: self._put(self._ledger.record(old, self.region), dump(record)))
+        written = view.records.get((old.branch, old.number), {}).get(self.region)
+        if written is not None and written != record:
+            self._quietly(lambda: self._put_again(self._ledger.record(old, self.region), dump(record)))
 
     def _go_alone(self, old: Generation) -> Regrouped:
         """`continue` without a store: a branch of this region only, written down when the store is back."""
         self.say("the store is lost: this region goes on alone, as its own branch")
         standing = self._standing
         done = 1 if standing.voted else 0
+        # The others may still move the old incarnation into a generation of theirs, by a record it has left behind.
+        self._incarnation, self._registered = secrets.token_hex(8), False
         generation = Generation(
             number=old.number + 1,
             regions=(self.region,),
@@ -402,16 +429,12 @@ class Membership:
         ledger, generation = self._ledger, form.generation
         key = ledger.generation(generation.branch)
         deletes = [ledger.generation(branch) for branch in form.ends]
-        deletes += [ledger.join(region) for region in generation.regions if region in view.joins]
+        deletes += [ledger.join(region) for region in form.admits]
+        compares = {key: form.revision} | {ledger.join(region): revision for region, revision in form.admits.items()}
         if old is not None:
-            # Records of the regroup before this one: those of this one say to the late why they are out.
-            deletes += [
-                ledger.record(replace(old, number=number), region)
-                for (branch, number), records in view.records.items()
-                if branch == old.branch and number < old.number
-                for region in records
-            ]
-        if self._store.txn({key: form.revision}, {key: dump(generation)}, tuple(deletes)):
+            compares |= {ledger.record(old, region): revision for region, revision in form.rests_on.items()}
+            deletes += [ledger.record(old, region) for region in view.records.get((old.branch, old.number), {})]
+        if self._store.txn(compares, {key: dump(generation)}, tuple(deletes)):
             said = f"generation {generation.number}: {', '.join(generation.regions)} from round {generation.round}"
             self.say(said + (f", branch of {generation.branch}" if generation.branch else ""))
 
@@ -421,8 +444,9 @@ class Membership:
         every_s = self.survival.detect_s / 4
         while not self._stopping.wait(every_s):
             with suppress(StoreLostError, StoreRefusedError):
-                if not self._store.keep_alive(self._lease) and not self._stopping.is_set():
-                    self._lease = 0
+                alive = self._store.keep_alive(self._lease)
+                if not (alive and self._registered) and not self._stopping.is_set():
+                    self._lease = self._lease if alive else 0
                     self._register()
                 self._write_progress()
 
@@ -458,7 +482,12 @@ class Membership:
                 self._view, self._revision = view, revision
             incarnation = view.live.get(self.region, self._incarnation)
             mine = self._generation
-            if incarnation != self._incarnation and mine is not None and mine.holds(self.region, self._incarnation):
+            if (
+                self._registered
+                and incarnation != self._incarnation
+                and mine is not None
+                and mine.holds(self.region, self._incarnation)
+            ):
                 self._fatal = InputError(
                     "ISTHMUS_REGION", f"another process now runs as region {self.region!r}", "start each region once"
                 )
@@ -558,14 +587,15 @@ class Membership:
         if listing is not None:
             self._see(read_view(self._ledger, listing), listing.revision)
 
-    def _put(self, key: str, value: str) -> None:
-        """An entry of this region, on its lease; a lease that has ended is replaced."""
+    def _put(self, key: str, value: str, revision: int | None = None) -> None:
+        """An entry of this region, on its lease, where it is at `revision`; a lease that has ended is replaced."""
+        compares = {} if revision is None else {key: revision}
         try:
-            self._store.txn({}, {key: value}, lease=self._lease)
+            self._store.txn(compares, {key: value}, lease=self._lease)
         except StoreRefusedError:
             self._lease = 0
             self._register()
-            self._store.txn({}, {key: value}, lease=self._lease)
+            self._store.txn(compares, {key: value}, lease=self._lease)
 
     def _patiently(self, work: Callable[[], None]) -> None:
         """Through a loss of the store; without one under `continue`, which then finds it lost again and goes alone."""

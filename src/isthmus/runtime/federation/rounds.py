@@ -89,6 +89,7 @@ class Rounds:
         self.rails: Rails = {}
         self.round, self.tokens = 0, 0
         self.newcomers = False
+        self._sent_before = 0
         self._voted: _Voted | None = None
         self._stateless = True
         self._mismatches = 0
@@ -155,8 +156,8 @@ class Rounds:
         return self._regroup(0, _nothing_to_commit)[1] if self.newcomers else None
 
     def sent_bytes(self) -> int:
-        """What this rank's present rails have sent, frames included."""
-        return sum(rail.wan_bytes_sent() for rail in self.rails.values())
+        """What this rank has sent to other regions so far, frames included."""
+        return self._sent_before + sum(rail.wan_bytes_sent() for rail in self.rails.values())
 
     def close(self) -> None:
         """Wait (at most `detect_s`) until the others need nothing more from this rank, and leave."""
@@ -352,6 +353,7 @@ class Rounds:
     def _settle(self, why: Why) -> Rejoined | None:
         """Open the generation's rails and hand the state to its newcomers; on failure, regroup until that is done."""
         rejoined = None
+        why = "restart" if why == "start" and self.generation.round else why
         while True:
             self._stateless = self._stateless and self.environment.region in self.generation.joined
             if self._open_rails():
@@ -444,6 +446,7 @@ class Rounds:
 
     def _drop_rails(self, *, gently: bool = False) -> None:
         rails, self.rails = self.rails, {}
+        self._sent_before += sum(rail.wan_bytes_sent() for rail in rails.values())
         _close_aside(rails, None if gently else PeerLostError("the regions regroup"))
 
     # Alarms.
