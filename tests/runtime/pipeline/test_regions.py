@@ -76,7 +76,8 @@ def test_off_blocks_run_the_schedule_without_the_other_regions_and_leave_no_trac
     assert all(torch.equal(one, other) for one, other in zip(measured.parameters, plain.parameters, strict=True))
     for rows in measured.metrics:
         off = [row for row in rows if row["kind"] == "step" and row["mode"] == "off"]
-        assert len({row["wan_bytes"] for row in off[:3]}) == len({row["wan_bytes"] for row in off[3:]}) == 1
+        for block in (off[:3], off[3:]):  # signs of life of idle streams, but not one message of a step's many
+            assert block[-1]["wan_bytes"] - block[0]["wan_bytes"] < 300
 
 
 @pytest.mark.tunnel
