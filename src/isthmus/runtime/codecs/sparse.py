@@ -3,7 +3,7 @@
 k = ceil(density x 4096); a last, shorter block of m keeps ceil(k m / 4096). Equal magnitudes: the first ones are kept.
 Places are coded after Elias and Fano: with l = max(0, floor(log2(m / k))), the low l bits of each place, packed, then a bit
 string in which bit (place >> l) + j is set for the j-th place: k l + k + ((m - 1) >> l) bits, each of the two in whole
-bytes. The size follows from m and k alone, so that the receiver knows it before the data; at k = 41 of 4096 it is 8.8 bits a
+bytes. The size follows from m and k alone, so that the receiver knows it before the data; at k = 41 of 4096 it is 8.6 bits a
 place, where the logarithm of the number of choices is 7.98, fixed-width places take 12 and a bit map takes 100.
 All blocks' places come first (padded to 4 bytes), then the kept values, in order, as one vector in an inner codec.
 Source: Elias, J. ACM 21(2), 1974; Fano, MIT Computation Structures Memo 61, 1971.
