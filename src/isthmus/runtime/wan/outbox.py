@@ -17,7 +17,7 @@ from isthmus.runtime.wan.frames import CorruptFrameError, PeerLostError, RailErr
 __all__ = ["Chunk", "Outbox", "Outgoing", "Slot", "Ticket"]
 
 PIECE_BYTES: Final = 1 << 14
-RESENDS_MAX: Final = 8
+RESENDS_MAX: Final = 32  # a stream that breaks for other reasons takes sound chunks with it
 
 
 class Ticket:
