@@ -2,7 +2,7 @@
 
 * Members that committed a round hold the same bits, and agree on the tokens it counted.
 * A round's total is the total before it and its own tokens; no round is missing.
-* What a round counts for a region is what the region's ranks trained since its round before.
+* What a round counts for a region is what the region's ranks trained since its round before (where windows are equal).
 * Every token a region trained was counted once, or was thrown away; survivors throw nothing away, and others at most
   their window since the last committed round.
 * Survivors go on within the time of detection and a second.
@@ -29,12 +29,15 @@ class Rules:
 
     Attributes:
         detect_s: Of the plan.
-        grace_s: Of the plan; how long a late region is waited for.
+        grace_s: Of the plan; how long a late region is waited for. None: for as long as it lives; every region then brings a
+            whole window to every round.
+        slow_s: What a window takes in a region that computes ten times slower.
         window_tokens: Most tokens each region can have trained since a committed round.
     """
 
     detect_s: float
-    grace_s: float
+    grace_s: float | None
+    slow_s: float
     window_tokens: dict[str, int]
 
 
@@ -71,7 +74,7 @@ def check(history: History, happened: Iterable[Happened], rules: Rules) -> list[
     return [
         *_agreement(history),
         *_arithmetic(history),
-        *_counted(history),
+        *(_counted(history) if rules.grace_s is None else []),
         *_thrown_away(history, played, rules),
         *_idle(history, played, rules),
         *_endings(history),
@@ -200,7 +203,7 @@ def _idle(history: History, played: list[Happened], rules: Rules) -> list[Findin
 def _more_s(fault: Fault, rules: Rules, regions: int) -> float:
     """What a fault may cost beyond detection: a slow region its grace; of two cut regions that wait, the cut itself."""
     if fault.kind == "slow":
-        return rules.grace_s
+        return rules.slow_s if rules.grace_s is None else rules.grace_s
     return fault.duration_s + rules.detect_s if fault.kind == "cut" and regions == 2 else 0.0
 
 

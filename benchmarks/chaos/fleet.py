@@ -13,7 +13,7 @@ from chaos.faults import Scenario
 from isthmus.emulate import EmulatedLink, Tunnel
 from isthmus.plan import Layout, Outer, Plan, Prediction, Strategy, Survival, save_plan
 
-__all__ = ["BATCH", "DETECT_S", "GRACE_S", "INNER", "WITNESS", "Fleet", "Setup", "links_of", "nodes_of", "window_tokens"]
+__all__ = ["BATCH", "DETECT_S", "GRACE_S", "INNER", "WITNESS", "Fleet", "Setup", "grace_s", "links_of", "nodes_of", "window_tokens"]
 
 HERE = Path(__file__).resolve().parent
 WITNESS = "witness"  # a small site of its own for the store
@@ -26,11 +26,10 @@ CHECKPOINT_BYTES = 16 << 20  # room for all of a run's checkpoints, and to be fi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a fleet is started with: where its files go, and how many steps it trains."""
+    """What a fleet is started with: where its files go, and how many rounds it trains."""
 
     folder: Path
-    steps: int
-    seed: int = 0
+    rounds: int
 
 
 def nodes_of(scenario: Scenario) -> dict[str, int]:
@@ -46,9 +45,15 @@ def links_of(scenario: Scenario) -> list[EmulatedLink]:
     return thin + [EmulatedLink(between=(name, WITNESS), rate_bytes_per_s=12.5e6, rtt_s=RTT_S) for name in names]
 
 
+def grace_s(scenario: Scenario) -> float | None:
+    """Every other three runs do not wait for late regions."""
+    return GRACE_S if scenario.number // 3 % 2 else None
+
+
 def window_tokens(scenario: Scenario) -> dict[str, int]:
-    """Tokens a region trains between two rounds."""
-    return {name: INNER * BATCH * POSITIONS * ranks for name, ranks in scenario.regions.items()}
+    """The most tokens a region has trained since a committed round; two windows where it may be late for one."""
+    windows = 1 if grace_s(scenario) is None else 2
+    return {name: windows * INNER * BATCH * POSITIONS * ranks for name, ranks in scenario.regions.items()}
 
 
 @dataclass(slots=True)
@@ -122,10 +127,8 @@ class Fleet:
             host = self.tunnel.address(region, rank)
             proxy = [sys.executable, str(HERE / "proxy.py"), f"{host}:{DOOR_PORT}", f"{host}:{RANK_PORT}"]
             self.proxies[region, rank] = self._launch(region, rank, proxy, f"proxy-{region}-{rank}", dict(os.environ))
-            argv = [
-                sys.executable, str(HERE / "rank.py"), "--preset", "micro", "--steps", str(self.setup.steps),
-                "--batch", str(BATCH), "--eval-every", str(self.setup.steps), "--seed", str(self.setup.seed),
-            ]  # fmt: skip
+            options = {"preset": "micro", "rounds": self.setup.rounds, "batch": BATCH, "step_s": STEP_S}
+            argv = [sys.executable, str(HERE / "rank.py"), json.dumps(options)]
             environment = self._environment(region, rank, host)
             self.ranks[region, rank] = self._launch(region, rank, argv, f"{region}-{rank}", environment)
 
@@ -158,7 +161,7 @@ class Fleet:
             self.mounted = False
 
     def _environment(self, region: str, rank: int, host: str) -> dict[str, str]:
-        folder, hosts = self.setup.folder, [self.tunnel.address(WITNESS, number) for number in range(3)][: len(self.servers)]
+        folder, hosts = self.setup.folder, [self.tunnel.address(WITNESS, number) for number in range(len(self.servers))]
         servers = ",".join(f"{each}:{STORE_PORT}" for each in hosts)
         scheme = "tcp" if self.scenario.store == "coordinator" else "etcd+http"
         guard = {"ISTHMUS_KEYS": str(folder / "keys")} if self.scenario.tls else {"ISTHMUS_INSECURE": "1"}
@@ -167,8 +170,8 @@ class Fleet:
             "WORLD_SIZE": str(self.scenario.regions[region]), "MASTER_ADDR": self.tunnel.address(region, 0),
             "MASTER_PORT": "29500", "ISTHMUS_REGION": region, "ISTHMUS_MEMBERS": str(folder / "members.json"),
             "ISTHMUS_PLAN": str(folder / "plan.yaml"), "ISTHMUS_METRICS": str(self.metrics),
-            "ISTHMUS_COORDINATOR": f"{scheme}://{servers}", "CHAOS_LISTEN": f"{host}:{RANK_PORT}", "CHAOS_STEP_S": str(STEP_S),
-            "CHAOS_CHECKPOINTS": str(self.checkpoints),
+            "ISTHMUS_COORDINATOR": f"{scheme}://{servers}", "CHAOS_LISTEN": f"{host}:{RANK_PORT}",
+            "CHAOS_CHECKPOINTS": str(self.checkpoints), "PYTHONPATH": str(HERE.parent),
         }  # fmt: skip
 
     def _launch(self, region: str, node: int, argv: list[str], log: str, environment: dict[str, str]) -> subprocess.Popen[Any]:
@@ -193,6 +196,6 @@ def _plan(scenario: Scenario) -> Plan:
     ranks = sum(scenario.regions.values())
     return Plan(
         fabric="wind tunnel", workload="byte-level demo", tokens_per_step=BATCH * POSITIONS * ranks, strategy=strategy,
-        layout=Layout(dp=ranks), survival=Survival(detect_s=DETECT_S, grace_s=GRACE_S), prediction=nothing, why="chaos",
+        layout=Layout(dp=ranks), survival=Survival(detect_s=DETECT_S, grace_s=grace_s(scenario)), prediction=nothing, why="chaos",
         rule_of_thumb="none",
     )  # fmt: skip

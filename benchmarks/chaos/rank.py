@@ -1,24 +1,26 @@
-"""A rank of the demo trainer with two doors for faults, both shut by default and none of them in the product.
+"""A rank of the trainer with two doors for faults, both shut by default and none of them in the product.
+
+    python rank.py '{"preset": "micro", "rounds": 100, "batch": 4, "step_s": 0.04}'
 
 CHAOS_LISTEN=host:port: the rank listens there, while members.json names a proxy's address. SIGUSR1: one bit of the next large
 message is flipped in memory, after it was decrypted and its checksum proven.
-CHAOS_CHECKPOINTS=DIR: a checkpoint there every CHECKPOINT_STEPS steps; one that fails is written down and training goes on.
-CHAOS_STEP_S: seconds that every step takes at least (an accelerator would compute; here it leaves the cores to others).
+CHAOS_CHECKPOINTS=DIR: where a checkpoint goes every CHECKPOINT_STEPS steps; training outlives one that fails.
 """
 
+import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from chaos.trainer import Options, train
 from isthmus.runtime import checkpoint
-from isthmus.runtime.cluster import Cluster
-from isthmus.runtime.demo import train
+from isthmus.runtime.environment import read_environment
+from isthmus.runtime.metrics import Metrics
 from isthmus.runtime.wan.door import Door
 from isthmus.runtime.wan.rail import Rail
 
@@ -68,44 +70,26 @@ def listen_elsewhere(address: str) -> None:
     Door.__init__ = open_door  # type: ignore[method-assign]
 
 
-def take_time(step_s: float) -> None:
-    """Slow every forward pass down to `step_s`."""
-    plain = train.next_byte_loss
-
-    def slow(*given: Any) -> Any:
-        if torch.is_grad_enabled():
-            time.sleep(step_s)
-        return plain(*given)
-
-    train.next_byte_loss = slow
-
-
-def keep_checkpoints(folder: Path) -> None:
-    """Have `cluster.step` write the model's parameters now and then, before it trains."""
-    trained = Cluster.step
-
-    def step(cluster: Cluster, model: torch.nn.Module, *rest: Any) -> Any:
-        number = cluster.trained_steps
-        if number and number % CHECKPOINT_STEPS == 0:
-            group = dist.group.WORLD if cluster.environment.world_size > 1 else None
-            place = checkpoint.step_folder(folder, number, cluster.region)
-            try:
-                checkpoint.save(place, checkpoint.Parts(shared=dict(model.state_dict()), own={}), group)
-                if cluster.environment.rank == 0:
-                    checkpoint.forget(folder, cluster.region, CHECKPOINTS_KEPT)
-                cluster._metrics.write("checkpoint", ok=True, step=number)  # type: ignore[arg-type]
-            except checkpoint.CheckpointError as error:
-                cluster._metrics.write("checkpoint", ok=False, step=number, error=str(error))  # type: ignore[arg-type]
-        return trained(cluster, model, *rest)
-
-    Cluster.step = step  # type: ignore[method-assign]
+def keep_checkpoint(step: int, model: torch.nn.Module, metrics: Metrics) -> None:
+    """Write the model's parameters now and then; write down whether that went well."""
+    folder, environment = Path(os.environ["CHAOS_CHECKPOINTS"]), read_environment()
+    if step == 0 or step % CHECKPOINT_STEPS:
+        return
+    group = dist.group.WORLD if environment.world_size > 1 else None
+    place = checkpoint.step_folder(folder, step, environment.region)
+    outcome: dict[str, Any] = {"ok": True}
+    try:
+        checkpoint.save(place, checkpoint.Parts(shared=dict(model.state_dict()), own={}), group)
+        if environment.rank == 0:
+            checkpoint.forget(folder, environment.region, CHECKPOINTS_KEPT)
+    except checkpoint.CheckpointError as error:
+        outcome = {"ok": False, "error": str(error)}
+    metrics.write("checkpoint", step=step, **outcome)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":
-    if "CHAOS_CHECKPOINTS" in os.environ:
-        keep_checkpoints(Path(os.environ["CHAOS_CHECKPOINTS"]))
     Flipper().install()
     if "CHAOS_LISTEN" in os.environ:
         listen_elsewhere(os.environ["CHAOS_LISTEN"])
-    take_time(float(os.environ.get("CHAOS_STEP_S", "0")))
-    train.main()
+    given: dict[str, Any] = json.loads(sys.argv[1])
+    train(Options(before_step=keep_checkpoint, **given))

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from chaos.checks import Finding, Rules, check
 from chaos.faults import KINDS, Scenario, draw
-from chaos.fleet import DETECT_S, GRACE_S, INNER, STEP_S, Fleet, Setup, links_of, nodes_of, window_tokens
+from chaos.fleet import DETECT_S, INNER, STEP_S, Fleet, Setup, grace_s, links_of, nodes_of, window_tokens
 from chaos.history import History, read_history
 from chaos.outcome import Outcome, describe, row_of, show
 from chaos.play import Player, StuckError
@@ -30,11 +30,11 @@ SECONDS_PER_RESTART, SECONDS_PER_FAULT, SECONDS_MORE, SYNC_S = 8.0, 6.0, 10.0, 0
 END_LIMIT_S = 240.0
 
 
-def run_scenario(scenario: Scenario, steps: int, folder: Path) -> Outcome:
-    """Train `steps` steps over the scenario's regions, playing its faults."""
+def run_scenario(scenario: Scenario, rounds: int, folder: Path) -> Outcome:
+    """Train `rounds` rounds over the scenario's regions, playing its faults."""
     outcome = Outcome(scenario)
     with open_tunnel(nodes_of(scenario), links_of(scenario), seed=scenario.number) as tunnel:
-        fleet = Fleet(tunnel, scenario, Setup(folder=folder, steps=steps))
+        fleet = Fleet(tunnel, scenario, Setup(folder=folder, rounds=rounds))
         try:
             fleet.start()
             play_all(fleet, outcome)
@@ -44,7 +44,9 @@ def run_scenario(scenario: Scenario, steps: int, folder: Path) -> Outcome:
         finally:
             fleet.end()
     history = read_history(fleet.metrics)
-    rules = Rules(detect_s=DETECT_S, grace_s=GRACE_S, window_tokens=window_tokens(scenario))
+    rules = Rules(
+        detect_s=DETECT_S, grace_s=grace_s(scenario), slow_s=10 * (INNER * STEP_S + SYNC_S), window_tokens=window_tokens(scenario)
+    )
     outcome.findings += check(history, outcome.happened, rules)
     outcome.loss = final_loss(history)
     outcome.rows = [row_of(each, history) for each in outcome.happened]
@@ -79,10 +81,10 @@ def final_loss(history: History) -> float | None:
     return max(found, key=lambda line: line["step"])["loss"] if found else None
 
 
-def steps_of(per_run: int, shrink: float) -> int:
+def rounds_of(per_run: int, shrink: float) -> int:
     """Enough for a run of `per_run` faults at the pace of an undisturbed run; the same for all runs, so that losses compare."""
     seconds = SECONDS_MORE + per_run * (SECONDS_PER_RESTART + SECONDS_PER_FAULT * shrink)
-    return int(seconds / (STEP_S + SYNC_S / INNER) / INNER) * INNER
+    return int(seconds / (INNER * STEP_S + SYNC_S))
 
 
 def main() -> int:
@@ -112,15 +114,15 @@ def main() -> int:
     print(f"chaos: seed {arguments.seed}, files in {folder}", file=sys.stderr)
     outcomes: list[Outcome] = []
     calm: dict[int, float] = {}
-    steps = steps_of(per_run, shrink)
+    rounds = rounds_of(per_run, shrink)
     for scenario in scenarios:
         print(f"run {scenario.number}: {describe(scenario)}", file=sys.stderr, flush=True)
         if not arguments.no_calm and len(scenario.regions) not in calm:
-            still = run_scenario(replace(scenario, faults=()), steps, folder / f"calm-{scenario.number}")
+            still = run_scenario(replace(scenario, faults=()), rounds, folder / f"calm-{scenario.number}")
             outcomes.append(still)
             if still.loss is not None:
                 calm[len(scenario.regions)] = still.loss
-        outcomes.append(run_scenario(scenario, steps, folder / f"run-{scenario.number}"))
+        outcomes.append(run_scenario(scenario, rounds, folder / f"run-{scenario.number}"))
     if arguments.json:
         arguments.json.write_text(json.dumps([row for outcome in outcomes for row in outcome.rows], indent=1), encoding="utf-8")
     return show(outcomes, calm)

@@ -18,7 +18,8 @@ KILLS = st.dictionaries(st.integers(1, ROUNDS - 4), st.sampled_from(["ash", "bir
 
 
 def rules(regions: dict[str, int]) -> Rules:
-    return Rules(detect_s=2.0, grace_s=2.0, window_tokens={name: INNER * TOKENS * ranks for name, ranks in regions.items()})
+    windows = {name: INNER * TOKENS * ranks for name, ranks in regions.items()}
+    return Rules(detect_s=2.0, grace_s=None, slow_s=4.0, window_tokens=windows)
 
 
 def findings(made: Made, regions: dict[str, int]) -> list[Finding]:
