@@ -27,6 +27,7 @@ _FLOW = 1 << 62  # one flow for all activations: the one that is needed first go
 _SHAPE = struct.Struct("<16q")
 _DTYPES = {name: number for number, name in enumerate((torch.float32, torch.int64, torch.float64, torch.int32, torch.bool))}
 _SLICE_S = 0.1
+_GRACE_S = 8.0
 
 
 @dataclass(slots=True)
@@ -226,6 +227,17 @@ class Mail:
 
     def _name_the_lost(self, error: PeerLostError) -> None:
         """Raise an error that names every region whose link is gone, those that died before those that then left."""
+        until_s = time.monotonic() + _GRACE_S
+        while not (found := self._gone()) or all(text.endswith("(left)") for text in found):
+            if time.monotonic() > until_s:
+                break
+            time.sleep(_SLICE_S)  # who left in good order did so because of another, whose silence takes its time to be sure
+        if found:
+            names = ", ".join(name[1:] for name in sorted(found))
+            raise PeerLostError(f"a pipeline cannot go on without region {names}: {error}") from error
+
+    def _gone(self) -> list[str]:
+        """Regions whose link is gone, each with a digit before it that sorts those that left behind those that died."""
         found: list[str] = []
         for peer, watch in self._watch.items():
             if watch.done:
@@ -234,9 +246,7 @@ class Mail:
                 except Exception as reason:
                     left = "closed the link" in str(reason)
                     found.append(f"{int(left)}{self.rail.names[peer]}{' (left)' if left else ''}")
-        if found:
-            names = ", ".join(name[1:] for name in sorted(found))
-            raise PeerLostError(f"a pipeline cannot go on without region {names}: {error}") from error
+        return found
 
     def _post(self) -> None:
         while self._to_post and len(self._posted) < self._window:
