@@ -20,30 +20,33 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from isthmus.errors import InputError
-from isthmus.plan import Layout, Plan, Strategy, load_plan
+from isthmus.plan import Layout, Plan, Strategy, StrategyKind, Survival, load_plan
 from isthmus.runtime.blocks import Mode, Pace, lay_out, parse_schedule
-from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, ReducerOptions
 from isthmus.runtime.courier import Courier
 from isthmus.runtime.environment import RankEnvironment, read_environment
-from isthmus.runtime.every_step.ddp import HookState, ddp_hook
+from isthmus.runtime.every_step.clipping import accumulating, clip_grad_norm_
+from isthmus.runtime.every_step.step import StepExchange
+from isthmus.runtime.every_step.wrap import wrap
 from isthmus.runtime.federation.agreement import Federation
 from isthmus.runtime.hashing import bytes_of, fingerprint
-from isthmus.runtime.local_steps.link import RailLink
+from isthmus.runtime.local_steps.link import RailLink, RoundsLink
 from isthmus.runtime.local_steps.sync import LocalSync
 from isthmus.runtime.metrics import Metrics
 from isthmus.runtime.pipeline.model import PipelinedModel, RegionRanks
 from isthmus.runtime.sampling import ShardedBatches
 from isthmus.runtime.session import Session, explain_failure
 from isthmus.runtime.snapshot import Stateful
+from isthmus.runtime.surviving import load_identity, open_rounds
 from isthmus.runtime.wan.rail import Rail, RailOptions
 from isthmus.runtime.world import World, open_world
 
 __all__ = ["Cluster", "join"]
 
+# Without a coordinator a lost region ends the run, so a region that only pauses (a debugger, a busy disk) is waited for.
+MISSED_S = 30.0
 RUNNABLE = ("flat", "hierarchical", "local-steps", "pipeline")
 
 
@@ -63,33 +66,63 @@ def join(plan: Plan | Path | str | None = None, *, timeout_s: float = 120.0) -> 
         PlanMismatchError: Members were started with other plans, schedules or time-outs.
     """
     environment = read_environment()
-    strategy = _strategy(environment, plan)
-    world, rail, courier = World(), None, Courier()
+    strategy, zero, survival = _strategy(environment, plan)
+    world, courier = World(), Courier()
+    terms = {
+        "the plan's strategy": strategy.model_dump_json(),
+        "the plan's layout.zero": str(zero),
+        "the schedule ISTHMUS_BLOCKS": environment.blocks or "none",
+        "join's timeout_s": f"{timeout_s:g}",
+    }
     try:
         world = open_world(environment, flat=strategy.kind == "flat", timeout_s=timeout_s)
-        if environment.members is not None and environment.regions > 1 and strategy.kind != "flat":
-            rate = strategy.wan_rate_bytes_per_s
-            options = RailOptions(
-                rate_bytes_per_s=rate / environment.world_size if rate else None, insecure=environment.insecure
-            )
-            place = environment.members, environment.region_index, environment.rank
-            rail = Rail.open(*place, strategy.streams, timeout_s, options)
-        with Metrics(environment.metrics_dir, environment.region, environment.rank, trace=environment.trace) as metrics:
-            federation = Federation(environment, world, courier, rail)
-            terms = {
-                "the plan's strategy": strategy.model_dump_json(),
-                "the schedule ISTHMUS_BLOCKS": environment.blocks or "none",
-                "join's timeout_s": f"{timeout_s:g}",
-            }
-            with _exported(environment, metrics, federation):
-                federation.submit(lambda: federation.agree(terms)).result()
-                yield Cluster(environment, strategy, federation, metrics)
-                federation.submit(federation.meet).result()  # nobody leaves while others still need what it sends
+        with (
+            Metrics(environment.metrics_dir, environment.region, environment.rank, trace=environment.trace) as metrics,
+            _federated(Federation(environment, world, courier), strategy, survival, metrics, terms, timeout_s) as federation,
+            _exported(environment, metrics, federation),
+        ):
+            yield Cluster(environment, strategy, federation, metrics, zero)
+            federation.submit(federation.leave).result()
     finally:
         courier.close(timeout_s=1.0)
-        if rail is not None:
-            rail.close()
         world.close()
+
+
+@contextmanager
+def _federated(
+    federation: Federation,
+    strategy: Strategy,
+    survival: Survival,
+    metrics: Metrics,
+    terms: dict[str, str],
+    timeout_s: float,
+) -> Generator[Federation]:
+    """Find the other regions: over rails that stand for the whole run, or through a coordinator in rounds that survive."""
+    environment, world = federation.environment, federation.world
+    if environment.regions > 1 and environment.coordinator is not None:
+        if environment.blocks:
+            raise InputError("ISTHMUS_BLOCKS", "is set, and so is ISTHMUS_COORDINATOR", "measure without a coordinator")
+        terms = terms | {"the plan's survival": survival.model_dump_json()}
+        with open_rounds(environment, world, strategy, survival, metrics, terms) as rounds:
+            federation.rounds = rounds
+            yield federation
+        return
+    if environment.members is not None and environment.regions > 1 and strategy.kind != "flat":
+        rate = strategy.wan_rate_bytes_per_s
+        options = RailOptions(
+            rate_bytes_per_s=rate / environment.world_size if rate else None,
+            detect_s=max(survival.detect_s, MISSED_S),
+            identity=load_identity(environment),
+            insecure=environment.insecure,
+        )
+        place = environment.members, environment.region_index, environment.rank
+        federation.rail = Rail.open(*place, strategy.streams, timeout_s, options)
+    try:
+        federation.submit(lambda: federation.agree(terms)).result()
+        yield federation
+    finally:
+        if federation.rail is not None:
+            federation.rail.close()
 
 
 @contextmanager
@@ -101,7 +134,7 @@ def _exported(environment: RankEnvironment, metrics: Metrics, federation: Federa
     from isthmus.runtime.exporter import Exporter  # only here: most runs need no prometheus-client
 
     labels = {"region": environment.region, "rank": str(environment.rank)}
-    exporter = Exporter(environment.export, labels, lambda: federation.rail.counters() if federation.rail else {})
+    exporter = Exporter(environment.export, labels, federation.counters)
     metrics.observers.append(exporter.observe)
     try:
         yield
@@ -109,12 +142,13 @@ def _exported(environment: RankEnvironment, metrics: Metrics, federation: Federa
         exporter.close()
 
 
-def _strategy(environment: RankEnvironment, plan: Plan | Path | str | None) -> Strategy:
+def _strategy(environment: RankEnvironment, plan: Plan | Path | str | None) -> tuple[Strategy, int, Survival]:
+    """The strategy to run, over how much of the model's state a region's ranks share (`layout.zero`), and what a loss does."""
     chosen = environment.plan_path or plan
     if chosen is None:
         if environment.regions > 1:
             raise InputError("ISTHMUS_PLAN", "is not set, and join() was given no plan", "several regions need a plan")
-        return Strategy(name="alone", kind="hierarchical")
+        return Strategy(name="alone", kind="hierarchical"), 0, Survival()
     where, plan = ("plan", chosen) if isinstance(chosen, Plan) else (str(chosen), load_plan(chosen))
     strategy = plan.strategy
     if strategy.kind not in RUNNABLE:
@@ -128,19 +162,19 @@ def _strategy(environment: RankEnvironment, plan: Plan | Path | str | None) -> S
         _require_equal_regions(environment)
         if environment.regions in (1, layout.pp):  # a pipeline over regions; one region holds all stages
             layout = layout.model_copy(update={"pp": 1})
-    asked = _beyond_data_parallelism(layout)
+    asked = _beyond_data_parallelism(layout, strategy.kind)
     if asked:
         raise InputError(
             where,
-            f"layout: this runtime runs plain data parallelism; the plan's layout asks for {', '.join(asked)}",
-            "plan with tp, pp, cp and ep 1, zero 0 and no recompute, or hand the layout to a framework that has them",
+            f"layout: this runtime runs data parallelism; the plan's layout asks for {', '.join(asked)}",
+            "plan with tp, pp, cp and ep 1, zero 0, 2 or 3 and no recompute, or hand the layout to a framework that has them",
         )
-    return strategy
+    return strategy, layout.zero, plan.survival
 
 
-def _beyond_data_parallelism(layout: Layout) -> list[str]:
+def _beyond_data_parallelism(layout: Layout, kind: StrategyKind) -> list[str]:
     asked = [f"{axis} {getattr(layout, axis)}" for axis in ("tp", "pp", "cp", "ep") if getattr(layout, axis) > 1]
-    asked += [f"zero {layout.zero}"] if layout.zero else []
+    asked += [f"zero {layout.zero}"] if layout.zero == 1 or (layout.zero and kind == "pipeline") else []
     return asked + (["recompute"] if layout.recompute else [])
 
 
@@ -174,8 +208,7 @@ class _Model:
 
     given: nn.Module
     wrapped: nn.Module
-    hook: HookState | None
-    reducer: HierarchicalReducer | None
+    hook: StepExchange | None
 
 
 class Cluster:
@@ -188,8 +221,10 @@ class Cluster:
         strategy: What the plan asks for.
     """
 
-    def __init__(self, environment: RankEnvironment, strategy: Strategy, federation: Federation, metrics: Metrics) -> None:
-        self.environment, self.strategy = environment, strategy
+    def __init__(
+        self, environment: RankEnvironment, strategy: Strategy, federation: Federation, metrics: Metrics, zero: int = 0
+    ) -> None:
+        self.environment, self.strategy, self._zero = environment, strategy, zero
         self.region, self.rank, self.ranks = (
             environment.region,
             environment.global_rank,
@@ -202,7 +237,8 @@ class Cluster:
     def parallelize(self, model: nn.Module, *, cut: Sequence[int] | None = None) -> nn.Module:
         """`model` with its gradients averaged as the plan says; parameters and buffers become the first region's.
 
-        Returns `DistributedDataParallel` around it (so `no_sync` works), or the model itself for a rank that runs alone; for a
+        Returns `DistributedDataParallel` around it; the model itself, in FSDP2's shards, where the plan's layout has zero 2 or
+        3 (its parameters are then the optimizer's to be given), and for a rank that runs alone; for a
         pipeline a `PipelinedModel` with this region's stages, whose parameters alone the optimizer is to be given.
 
         Args:
@@ -232,29 +268,13 @@ class Cluster:
             name = f"region {self.region} rank {self.environment.rank}"
             ranks = RegionRanks(world.region_group, self.environment.world_size, name)
             piped = PipelinedModel(model, self._federation.rail, self.strategy, ranks, cut)
-            self._model = _Model(piped, piped, None, None)
+            self._model = _Model(piped, piped, None)
             return piped
         if world.region_group is None:
-            self._model = _Model(model, model, None, None)
+            self._model = _Model(model, model, None)
             return model
-        reducer = None
-        if self.strategy.kind == "hierarchical":
-            several = self.environment.world_size > 1
-            reducer = HierarchicalReducer(
-                world.comm_group if several else None,
-                self._federation.rail,
-                self.strategy.codec,
-                ReducerOptions(error_feedback=self.strategy.error_feedback),
-            )
-        hook = HookState(self.strategy, self._federation, model.parameters(), reducer)
-        wrapped = DistributedDataParallel(
-            model,
-            process_group=world.region_group,
-            gradient_as_bucket_view=True,
-            bucket_cap_mb=self.strategy.bucket_bytes / 2**20,
-        )
-        wrapped.register_comm_hook(hook, ddp_hook)
-        self._model = _Model(model, wrapped, hook, reducer)
+        wrapped, hook = wrap(model, self._federation, self.strategy, self._zero, self._federation.rounds)
+        self._model = _Model(model, wrapped, hook)
         return wrapped
 
     @contextmanager
@@ -283,7 +303,7 @@ class Cluster:
         pace = Pace(lay_out(parse_schedule(blocks), inner) if blocks else None)
         local = None
         if self.strategy.kind == "local-steps" and self.environment.regions > 1:
-            local = LocalSync(made.given.parameters(), RailLink(self._federation, self.strategy), self.strategy)
+            local = self._local_steps(made.given)
         session = self._session = Session(self._federation, made.hook, self._metrics, pace)
         elements = sum(parameter.numel() for parameter in made.given.parameters())
         if isinstance(made.given, PipelinedModel):
@@ -307,6 +327,14 @@ class Cluster:
             finally:
                 for handle in handles:
                     handle.remove()
+
+    def _local_steps(self, model: nn.Module) -> LocalSync:
+        federation, rounds = self._federation, self._federation.rounds
+        if rounds is None:
+            return LocalSync(model.parameters(), RailLink(federation, self.strategy), self.strategy)
+        group = federation.world.comm_group
+        link = RoundsLink(self.environment, group, federation.courier, rounds, self.strategy)
+        return LocalSync(model.parameters(), link, self.strategy, rounds.rounds.survival.grace_s)
 
     def batches(self, dataset: Dataset[Any], batch_size: int = 8, steps: int | None = None, seed: int = 0) -> Iterator[Any]:
         """Batches of this rank, dealt without overlap over all ranks of all regions; equal for equal seeds.
@@ -355,16 +383,20 @@ class Cluster:
             session.note_pipeline(mean_loss, targets.numel() if model.last else 0)
             return torch.tensor(mean_loss)
         with self._named_failures():
+            hook = self._model.hook if self._model else None
+            if hook is not None:
+                hook.tokens += targets.numel() * (self.environment.world_size if self._federation.rounds is not None else 1)
             loss = loss_fn(model(inputs), targets)
             begun_s = time.perf_counter()
             loss.backward()
             ended_s = time.perf_counter()
-            hook = self._model.hook if self._model else None
             backward_s, waited_s = ended_s - begun_s, 0.0
             if hook is not None and hook.enqueued_s > begun_s:
                 backward_s, waited_s = hook.enqueued_s - begun_s, ended_s - hook.enqueued_s
                 if hook.failure is not None:
                     raise hook.failure
+                if hook.rejoined is not None:
+                    model.zero_grad(set_to_none=True)  # the optimizer leaves parameters without gradients as they are
             waited_s += session.average_gradients(targets.numel())
         session.note(float(loss.detach()), targets.numel(), backward_s, waited_s)
         return loss.detach()
@@ -372,12 +404,16 @@ class Cluster:
     def clip_gradients(self, model: nn.Module, max_norm: float) -> float:
         """Scale all gradients so that their norm over the whole model is at most `max_norm`; the norm they had.
 
-        As `torch.nn.utils.clip_grad_norm_` where every rank holds the whole model; over all stages of a pipeline.
+        The same bits on all ranks of all regions; to be called by all of them. Over all stages of a pipeline.
         """
         if isinstance(model, PipelinedModel):
             with self._named_failures():
                 return model.clip_gradients(max_norm)
-        return float(nn.utils.clip_grad_norm_(model.parameters(), max_norm))
+        return clip_grad_norm_(model, max_norm)
+
+    def accumulating(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Inside, `step` adds gradients up; the first `step` after it exchanges the sum between ranks and regions."""
+        return accumulating(model)
 
     def evaluation(self) -> AbstractContextManager[None]:
         """Inside, evaluate the model: no gradients, no step time; under local steps the parameters all regions agreed on."""

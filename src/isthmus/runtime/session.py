@@ -1,20 +1,24 @@
 """One training run: steps counted and timed, blocks switched, regions kept in step. `cluster.sync` opens it."""
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
 from isthmus.runtime.blocks import Pace
-from isthmus.runtime.every_step.ddp import HookState
+from isthmus.runtime.every_step.shards import is_sharded, region_fingerprint
+from isthmus.runtime.every_step.state import EveryStepKeeper
+from isthmus.runtime.every_step.step import StepExchange
 from isthmus.runtime.federation.agreement import Federation
-from isthmus.runtime.hashing import fingerprint
+from isthmus.runtime.federation.states import Rejoined
 from isthmus.runtime.local_steps.sync import Arrival, LocalSync
 from isthmus.runtime.metrics import Metrics, StepClock
 from isthmus.runtime.pipeline.model import PipelinedModel
 from isthmus.runtime.snapshot import Snapshot, Stateful, restore, take
+from isthmus.runtime.surviving import LocalKeeper, WatchedRounds
 from isthmus.runtime.wan.frames import PeerLostError
 
 __all__ = ["Session", "explain_failure"]
@@ -32,7 +36,7 @@ class Session:
         trained_tokens: This rank's tokens of the steps that count.
     """
 
-    def __init__(self, federation: Federation, hook: HookState | None, metrics: Metrics, pace: Pace) -> None:
+    def __init__(self, federation: Federation, hook: StepExchange | None, metrics: Metrics, pace: Pace) -> None:
         self.federation, self.hook, self.metrics, self.pace = federation, hook, metrics, pace
         self.local: LocalSync | None = None
         self.pipeline: PipelinedModel | None = None
@@ -48,6 +52,7 @@ class Session:
         self._step = 0
         self._waited_s = 0.0
         self._proved_bytes = 0
+        self._local_keeper: LocalKeeper | None = None
         self._spans: list[tuple[str, str, float, float]] = []
         self._step_begun_s = time.perf_counter()
 
@@ -57,10 +62,51 @@ class Session:
         self.pipeline = model if isinstance(model, PipelinedModel) else None
         if local is not None:
             local.on_arrival = self._write_arrival
-        self.federation.submit(self.federation.meet).result()
+        if self.federation.rounds is None:
+            self.federation.submit(self.federation.meet).result()
+        else:
+            self._enter(self.federation.rounds)
         self._switch()
         self.clock.restart()
         self._step_begun_s = time.perf_counter()
+
+    def _enter(self, rounds: WatchedRounds) -> None:
+        """Find this region's place among the others; where they hold a state already, go on from it."""
+        if self.local is not None:
+            self._local_keeper = LocalKeeper(self.local, self.place)
+            rounds.rounds.keeper = self._local_keeper
+        elif self.hook is not None:
+            optimizer, *also = self.stateful
+            assert isinstance(optimizer, torch.optim.Optimizer), "the optimizer comes first"
+            rounds.rounds.keeper = EveryStepKeeper(self.model, optimizer, self.hook, tuple(also), (self.place, self.go_to))
+        rejoined = self.federation.submit(rounds.open).result()
+        if self.local is not None:
+            self.local.settle()
+        if rejoined is not None and rejoined.why not in ("start", "equal"):
+            self._note_rejoined(rejoined, 0)
+
+    def place(self) -> dict[str, Any]:
+        """Where in the run this rank is, as JSON, for a newcomer."""
+        return {"trained": self.pace.trained, "cursor": self.cursor}
+
+    def go_to(self, place: Mapping[str, Any]) -> None:
+        """Go on from another region's place."""
+        self.pace.trained = self.pace.taken = int(place["trained"])
+        self.cursor = int(place["cursor"])
+
+    def _note_rejoined(self, rejoined: Rejoined, window_tokens: int) -> None:
+        """This region took over the others' state: go to their place, and write down what that cost it."""
+        if self.local is not None and self._local_keeper is not None and self._local_keeper.place is not None:
+            place, steps = self._local_keeper.place, self.local.scheduled_steps
+            batches_a_step = place["cursor"] / max(1, place["trained"])
+            self.go_to({"trained": steps, "cursor": round(batches_a_step * steps)})
+        self.metrics.write(
+            "discarded",
+            tokens=rejoined.tokens_discarded + window_tokens,
+            rounds=rejoined.rounds_discarded,
+            why=rejoined.why,
+            fetched_bytes=rejoined.fetched_bytes,
+        )
 
     def note(self, loss: float, tokens: int, backward_s: float, waited_s: float) -> None:
         """Record one forward and backward pass of the step under way; the wait for gradients is apart from the pass."""
@@ -79,7 +125,7 @@ class Session:
         if self.local is None or self.pace.mode == "off":
             return 0.0
         before_s = self.local.waited_s
-        self.local.average_gradients(tokens)
+        self.local.average_gradients(self._region_tokens(tokens))
         return self.local.waited_s - before_s
 
     def note_pipeline(self, loss: float, tokens: int) -> None:
@@ -105,6 +151,9 @@ class Session:
     def end_step(self) -> None:
         """The optimizer has stepped: exchange what is due, write the step's line, and change blocks when one ends."""
         self.raise_failure()
+        if self.hook is not None and self.hook.rejoined is not None:
+            self._drop_step(self.hook.rejoined)
+            return
         mode, block, tokens = self.pace.mode, self.pace.position, self._tokens
         counts, ending = mode != "off", self.pace.ending
         self._step = self.pace.taken + 1
@@ -133,10 +182,19 @@ class Session:
             with self.clock.stopped():
                 self._change_block(mode)
 
+    def _drop_step(self, rejoined: Rejoined) -> None:
+        """The step was not this region's: its gradients were taken away, and the others' state is in place already."""
+        self._note_rejoined(rejoined, self._tokens * self.federation.environment.world_size)
+        self._losses, self._tokens, self._backward_s, self._waited_s = [], 0, 0.0, 0.0
+        self._spans.clear()
+        self.clock.lap()
+
     def _trace_step(self) -> None:
         """Write the step's spans; a step with gradient accumulation shows its last backward pass."""
         now_s = time.perf_counter()
         self.metrics.note_span("steps", f"step {self._step}", self._step_begun_s, now_s, mode=self.pace.mode)
+        for passage in self.hook.timeline if self.hook is not None else ():
+            self._spans.append(("between regions", f"gradients {passage.number}", passage.begun_s, passage.ended_s))
         for track, name, begun_s, ended_s in self._spans:
             self.metrics.note_span(track, name, begun_s, ended_s)
         self._step_begun_s, self._spans = now_s, []
@@ -151,7 +209,7 @@ class Session:
         """End in good order: flush, prove all members equal, and return the hash of the parameters."""
         if self.local is not None:
             self.local.flush()
-        digest = fingerprint(self.model.parameters())
+        digest = self._fingerprint()
         self.federation.submit(lambda: self._prove_equal(digest, "the final parameters", now=True)).result()
         self.metrics.write("end", hash=f"{digest:016x}", steps=self.pace.taken)
         return f"{digest:016x}"
@@ -175,12 +233,19 @@ class Session:
         if self.local is None:
             return
         before, begun_s = self.local.waited_s, time.perf_counter()
-        self.local.after_step(tokens)
+        rejoined, discarded = self.local.rejoined, self.local.discarded_tokens
+        self.local.after_step(self._region_tokens(tokens))
         if ending:
             self.local.flush()
+        if self.local.rejoined is not rejoined and self.local.rejoined is not None:
+            self._note_rejoined(self.local.rejoined, self.local.discarded_tokens - discarded)
         self._waited_s += self.local.waited_s - before
         if self.local.waited_s > before:
             self._spans.append(("training", "waiting for the outer sync", begun_s, time.perf_counter()))
+
+    def _region_tokens(self, tokens: int) -> int:
+        """Rounds count the tokens of a region, whose ranks take batches of one size."""
+        return tokens * self.federation.environment.world_size if self.federation.rounds is not None else tokens
 
     def _change_block(self, left: str) -> None:
         if left == "off":
@@ -205,7 +270,7 @@ class Session:
 
     def _prove(self) -> None:
         begun, sent = time.perf_counter(), self._sent_bytes()
-        digest, what = fingerprint(self.model.parameters()), f"the parameters after step {self.pace.taken}"
+        digest, what = self._fingerprint(), f"the parameters after step {self.pace.taken}"
         self.federation.submit(lambda: self._prove_equal(digest, what))
         self.metrics.write(
             "sync",
@@ -215,6 +280,13 @@ class Session:
             hash=f"{digest:016x}",
         )
         self._proved_bytes = sent
+
+    def _fingerprint(self) -> int:
+        """Of the region's whole model; one that lies in shards is put together on the communication thread."""
+        group = self.federation.world.comm_group
+        if not is_sharded(self.model):
+            return region_fingerprint(self.model.parameters(), None, sharded=False)
+        return self.federation.submit(lambda: region_fingerprint(self.model.parameters(), group, sharded=True)).result()
 
     def _prove_equal(self, digest: int, what: str, *, now: bool = False) -> None:
         """Of all members; in a pipeline of the ranks of one region, which hold the same stages."""

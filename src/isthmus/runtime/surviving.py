@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from isthmus.errors import InputError
 from isthmus.plan import Strategy, Survival
@@ -11,8 +12,9 @@ from isthmus.runtime.federation.generation import Generation
 from isthmus.runtime.federation.membership import Membership
 from isthmus.runtime.federation.opening import RailOpener
 from isthmus.runtime.federation.rounds import Rounds
-from isthmus.runtime.federation.states import Attempt, AttemptWork, Committed, Rejoined
+from isthmus.runtime.federation.states import Attempt, AttemptWork, Committed, Rejoined, State
 from isthmus.runtime.federation.store import open_store
+from isthmus.runtime.local_steps.sync import LocalSync
 from isthmus.runtime.metrics import Metrics
 from isthmus.runtime.wan.door import Door
 from isthmus.runtime.wan.frames import federation_id
@@ -20,7 +22,7 @@ from isthmus.runtime.wan.rail import Rail, RailOptions
 from isthmus.runtime.wan.tls import Identity
 from isthmus.runtime.world import World
 
-__all__ = ["SURVIVING", "WatchedRounds", "load_identity", "open_rounds"]
+__all__ = ["SURVIVING", "LocalKeeper", "WatchedRounds", "load_identity", "open_rounds"]
 
 SURVIVING = ("hierarchical", "local-steps")
 """Kinds of strategy that go on when a region is lost."""
@@ -31,12 +33,10 @@ class WatchedRounds:
 
     Attributes:
         rounds: What does the work.
-        discarded_window: Asked, where the others' state was adopted, for the tokens of this rank's own unfinished window.
     """
 
     def __init__(self, rounds: Rounds, metrics: Metrics, flip: Flip | None = None) -> None:
         self.rounds, self._metrics, self._flip = rounds, metrics, flip
-        self.discarded_window: Callable[[], int] = int
         self._seen = -1
 
     @property
@@ -58,8 +58,6 @@ class WatchedRounds:
         """See `Rounds.open`."""
         rejoined = self.rounds.open()
         self._note_generation("the run begins")
-        if rejoined is not None and rejoined.why not in ("start", "equal"):
-            self._note_discarded(rejoined)
         return rejoined
 
     def run(self, attempt: AttemptWork, tokens: int, commit: Callable[[Attempt], None]) -> Committed:
@@ -76,7 +74,6 @@ class WatchedRounds:
         committed = self.rounds.run(attempt, tokens, install)
         self._note_generation("a round was repeated" if committed.attempts > 1 else "newcomers")
         if committed.rejoined is not None:
-            self._note_discarded(committed.rejoined)
             return committed
         generation = committed.generation
         self._metrics.write(
@@ -114,14 +111,27 @@ class WatchedRounds:
                 reason=reason,
             )
 
-    def _note_discarded(self, rejoined: Rejoined) -> None:
-        self._metrics.write(
-            "discarded",
-            tokens=rejoined.tokens_discarded + self.discarded_window(),
-            rounds=rejoined.rounds_discarded,
-            why=rejoined.why,
-            fetched_bytes=rejoined.fetched_bytes,
-        )
+
+class LocalKeeper:
+    """`StateKeeper` of local steps: the outer state, and the place in the data and in the schedules.
+
+    Attributes:
+        place: Of the run, as the others last told it; None where this region never took over their state.
+    """
+
+    def __init__(self, local: LocalSync, place: Callable[[], dict[str, Any]]) -> None:
+        self._local, self._place = local, place
+        self.place: dict[str, Any] | None = None
+
+    def export_state(self, rail: int) -> State:
+        """See `StateKeeper`."""
+        state = self._local.export_state(rail)
+        return State({**state.record, "place": self._place()}, state.tensors)
+
+    def adopt_state(self, parts: Mapping[int, State], rejoined: Rejoined) -> None:
+        """See `StateKeeper`."""
+        self.place = dict(next(iter(parts.values())).record["place"])
+        self._local.adopt_state(parts, rejoined)
 
 
 def load_identity(environment: RankEnvironment) -> Identity | None:

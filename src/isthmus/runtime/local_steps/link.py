@@ -190,7 +190,8 @@ def gather_shards(
 class RoundsLike(Protocol):
     """What is used of `isthmus.runtime.federation.rounds.Rounds`."""
 
-    round: int
+    @property
+    def round(self) -> int: ...  # noqa: D102
 
     @property
     def rails(self) -> Mapping[int, Rail]: ...  # noqa: D102

@@ -23,6 +23,9 @@ from isthmus.runtime.wan.frames import PeerLostError, RailError
 __all__ = ["Arrival", "Contribution", "OuterLoop", "RejoinedError", "outer_step_"]
 
 
+_SHARED = ("rounds", "averaged", "following", "step")
+
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """A committed round: the new outer parameters of its fragment and what it took.
@@ -57,6 +60,7 @@ class Contribution:
         tokens: Trained on since the fragment's last round: the weight of the delta.
         fresh_tokens: Trained on since the last round of any fragment, so that every token is counted once.
         last: Nothing will be trained after it (before a flush of all regions ends).
+        step: The step of the common schedule at which the round began; 0 where regions take unequal steps.
     """
 
     fragment: int
@@ -65,6 +69,7 @@ class Contribution:
     tokens: int
     fresh_tokens: int
     last: bool = False
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,7 @@ class OuterLoop:
         rounds: Committed so far, equal in all regions that were there from the start.
         averaged: Rounds of the warm-up among them.
         following: Number of the fragment whose round comes next by the schedule.
+        step: Of the common schedule, at which the last round began.
         counted_tokens: Of this region, in committed rounds.
         idle_rounds: How many rounds in a row all regions called their last.
         lives: How often the others' state was taken over; rounds that were submitted in an earlier life are void.
@@ -118,7 +124,8 @@ class OuterLoop:
         self.outer = [fragment.read(parameters) for fragment in fragments]
         self.momentum = [{shard: torch.zeros(fragment.shard_elements) for shard in link.held} for fragment in fragments]
         self.feedback = ErrorFeedback() if strategy.error_feedback and strategy.codec != "none" else None
-        self.rounds = self.averaged = self.following = self.counted_tokens = self.idle_rounds = self.lives = 0
+        self.rounds = self.averaged = self.following = self.step = 0
+        self.counted_tokens = self.idle_rounds = self.lives = 0
         self.guard = threading.Lock()
         self._missed: list[tuple[int, torch.Tensor]] = []
 
@@ -194,7 +201,7 @@ class OuterLoop:
             tensors[f"outer.{fragment.number}"] = fragment.part(self.outer[fragment.number], rail)
             if self.strategy.outer.momentum:
                 tensors[f"momentum.{fragment.number}"] = self.momentum[fragment.number][rail]
-        record = {"rounds": self.rounds, "averaged": self.averaged, "following": self.following}
+        record = {name: getattr(self, name) for name in _SHARED}
         return State(record, tensors)
 
     def take_over(self, parts: Mapping[int, State]) -> None:
@@ -206,7 +213,8 @@ class OuterLoop:
                 if self.strategy.outer.momentum:
                     self.momentum[number] = {rail: part.tensors[f"momentum.{number}"].clone() for rail, part in parts.items()}
             record = next(iter(parts.values())).record
-            self.rounds, self.averaged, self.following = (int(record[name]) for name in ("rounds", "averaged", "following"))
+            for name in _SHARED:
+                setattr(self, name, int(record[name]))
             if self.feedback is not None:
                 self.feedback.load_state_dict({})
             self._missed.clear()
@@ -283,6 +291,7 @@ class OuterLoop:
                 result.draft.commit()
             self.following = (result.fragment + 1) % len(self.fragments)
             self.idle_rounds = self.idle_rounds + 1 if result.all_last else 0
+            self.step = given.step if given else self.step
             self._count(given.fresh_tokens if given else 0)
 
     def _count(self, tokens: int) -> None:

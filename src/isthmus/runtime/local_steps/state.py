@@ -61,6 +61,9 @@ def state_of(sync: "LocalSync") -> dict[str, Any]:
         "tokens": sync.tokens,
         "fresh_tokens": sync.fresh_tokens,
         "rounds": loop.rounds,
+        "averaged": loop.averaged,
+        "following": loop.following,
+        "step": loop.step,
         "counted_tokens": loop.counted_tokens,
         "pending": pending,
     }
@@ -119,7 +122,9 @@ def load_state(sync: "LocalSync", state: Mapping[str, Any]) -> None:
     sync.applied = [fragment.read(outer) for fragment in sync.fragments] if same_cut else list(sync.loop.outer)
     sync.pending.extend(under_way)
     sync.steps, sync.fresh_tokens = record["steps"], record["fresh_tokens"]
-    sync.loop.rounds, sync.loop.counted_tokens = record["rounds"], record["counted_tokens"]
+    for name in ("rounds", "averaged", "step", "counted_tokens"):
+        setattr(sync.loop, name, record[name])
+    sync.loop.following = record["following"] if same_cut else 0
     changes += _load_schedule(sync, record, same_cut)
     sync.changes = tuple(changes)
 

@@ -69,7 +69,7 @@ class LocalSync:
 
     Attributes:
         loop: The outer state. The communication thread's while a round is under way.
-        steps: Inner steps so far.
+        steps: Inner steps so far by the common schedule: a region that takes over the others' state takes over their count.
         rejoined: How this region last took over the others' state, and `discarded_tokens` how many tokens of its own that it
             had trained on were lost by doing so, in all.
         waited_s: Seconds spent waiting for exchanges, in all.
@@ -124,6 +124,15 @@ class LocalSync:
         """Whether the step to come is one of the first that average gradients."""
         return self.steps < self.strategy.warmup_steps
 
+    @property
+    def scheduled_steps(self) -> int:
+        """How many steps a region that was there from the start has taken when the last round began; without a grace."""
+        rounds, fragments = self.loop.rounds - self.loop.averaged, len(self.fragments)
+        if rounds <= 0:
+            return self.loop.averaged
+        whole, last = divmod(rounds - 1, fragments)
+        return self.strategy.warmup_steps + self.strategy.inner_steps * whole + self._offset(self.fragments[last])
+
     def average_gradients(self, tokens: int = 1) -> None:
         """While warming up, replace the gradients by their mean over regions; otherwise do nothing.
 
@@ -132,10 +141,10 @@ class LocalSync:
         if not self.warming_up:
             return
         own = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in self.parameters]
-        self.settle()
         flat = self._whole.read(own)
         mean = self._wait(self.link.submit(lambda: self.loop.average(flat, self._whole, tokens)))
         if mean is None:
+            self.settle()
             self.average_gradients(tokens)
             return
         self._whole.write(own, mean)
@@ -145,7 +154,6 @@ class LocalSync:
 
     def after_step(self, tokens: int = 1) -> None:
         """Count one inner step of `tokens` tokens; apply and begin the rounds that are due."""
-        self.settle()
         self.steps += 1
         if self.steps <= self.strategy.warmup_steps:
             if not self.warming_up:
@@ -161,7 +169,10 @@ class LocalSync:
         if self.windows is not None:
             self.windows.after_step()
             return
+        life = self._life
         self.land_due()
+        if self._life != life:
+            return  # its step was discarded, and the window that begins now is the others'
         for fragment in self.fragments:
             if self._begins(fragment):
                 self._begin(fragment)
@@ -173,13 +184,15 @@ class LocalSync:
 
         To be called by all members, after the same number of steps unless there is a grace; before hand-overs and at the end.
         """
-        self.settle()
         if self.steps and self.warming_up:
             self._end_warm_up()
         if self.windows is not None:
             self.windows.flush()
             return
         self.land_all(1.0)
+        if self.link.elastic:
+            self._flush_together()
+            return
         for fragment in self.fragments:
             if self.since[fragment.number] or self.strategy.mixing < 1.0:
                 self._begin(fragment)
@@ -190,7 +203,9 @@ class LocalSync:
         """Where this region took over the others' state, go on from it; else nothing.
 
         Its own steps since its last round are discarded. It comes to the next round with nothing to bring, and begins its
-        next window where the others begin theirs. To be called after the federation was opened, too.
+        next window where the others begin theirs. To be called when training begins (after the federation was opened) and goes
+        on after a flush: with a grace, rounds begin here. Else `after_step` does it where a round comes back void, which is at
+        the same step on all ranks of the region.
         """
         while self._life != self.loop.lives:
             self._life = self.loop.lives
@@ -207,6 +222,8 @@ class LocalSync:
             self.steps = max(self.steps, self.strategy.warmup_steps)
             if self.loop.rounds and self.windows is None:
                 self._follow()
+        if self.windows is not None and not self.warming_up:
+            self.windows.start()
 
     def export_state(self, rail: int) -> State:
         """See `isthmus.runtime.federation.states.StateKeeper`: outer parameters and momentum, 8 bytes a parameter at most."""
@@ -217,6 +234,10 @@ class LocalSync:
         self.rejoined = rejoined
         if rejoined.why != "equal":
             self.loop.take_over(parts)
+
+    def lost_place(self) -> bool:
+        """Whether the others' state was taken over since this thread last went on from it."""
+        return self._life != self.loop.lives
 
     def take_outer(self) -> None:
         """Put the committed outer parameters into the model. No round may be under way."""
@@ -256,15 +277,16 @@ class LocalSync:
         """At which step of its K the fragment's round begins."""
         return -(-self.strategy.inner_steps * (fragment.number + 1) // self.strategy.fragments)
 
-    def _begin(self, fragment: Fragment) -> None:
-        given, life = self.contribution(fragment), self._life
+    def _begin(self, fragment: Fragment, *, last: bool = False) -> None:
+        given, life = self.contribution(fragment, last=last), self._life
         self.add_pending(fragment, given, self.link.submit(lambda: self.loop.round(given, life)))
 
     def contribution(self, fragment: Fragment, *, last: bool = False) -> Contribution:
         """What this region would bring to a round of `fragment` now."""
         number = fragment.number
         sent = fragment.read(self.parameters)
-        return Contribution(number, self.applied[number], sent, self.tokens[number], self.fresh_tokens, last)
+        step = self.steps if self.windows is None else 0
+        return Contribution(number, self.applied[number], sent, self.tokens[number], self.fresh_tokens, last, step)
 
     def add_pending(self, fragment: Fragment, given: Contribution, arrival: "Future[Any]") -> None:
         """Note that `given` is on its way."""
@@ -350,13 +372,25 @@ class LocalSync:
         self.loop.begin_from(self._read())
         self.applied = list(self.loop.outer)
 
+    def _flush_together(self) -> None:
+        """Rounds of every fragment, until all regions have called as many in a row their last: one may be behind."""
+        while self.loop.idle_rounds < len(self.fragments):
+            self._begin(self.fragments[self.loop.following], last=True)
+            self.land_all(1.0)
+        self.take_outer()
+        self.position = self._offset(self.fragments[self.loop.following - 1]) % self.strategy.inner_steps
+
     def _follow(self) -> None:
-        """Come to the others' next round with nothing to bring, and begin the window after it with them."""
-        life = self._life
+        """Come to the others' next round with nothing to bring, and begin the window after it with them, at their step."""
+        life, before = self._life, (self.loop.following - 1) % len(self.fragments)
         arrival = self._wait(self.link.submit(lambda: self.loop.round(None, life)))
-        if arrival is not None:
-            self.position = self._offset(self.fragments[arrival.fragment])
-            self.take_outer()
+        if arrival is None:
+            return
+        self.position = self._offset(self.fragments[arrival.fragment])
+        passed = (self.position - self._offset(self.fragments[before])) % self.strategy.inner_steps
+        self.steps = self.loop.step + (passed if passed or arrival.fragment > before else self.strategy.inner_steps)
+        self.loop.step = self.steps
+        self.take_outer()
 
     def _read(self) -> list[torch.Tensor]:
         return [fragment.read(self.parameters) for fragment in self.fragments]

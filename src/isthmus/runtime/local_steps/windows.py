@@ -60,7 +60,7 @@ class Windows:
 
     def after_step(self) -> None:
         """Offer where a round asks for this step; apply what is due."""
-        self._start()
+        self.start()
         sync = self._sync
         sync.land_due()
         with self._changed:
@@ -74,7 +74,7 @@ class Windows:
 
     def flush(self) -> None:
         """Take part in rounds until every region has brought all that it has; then all hold the outer parameters."""
-        self._start()
+        self.start()
         sync = self._sync
         with self._changed:
             self._final, self._final_rounds = True, 0
@@ -95,7 +95,8 @@ class Windows:
         with self._changed:
             self._final = False
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Let rounds go on, unless they do. Until then this region hears no bell, and others wait for it."""
         with self._changed:
             if self.running:
                 return
@@ -110,6 +111,8 @@ class Windows:
         if post is None:
             return
         fragment = sync.fragments[post[1]]
+        if sync.lost_place():
+            sync.settle()
         while any(one.fragment is fragment for one in sync.pending):
             sync.land_one()  # its round was over before this one was asked for
         given, arrival = sync.contribution(fragment, last=last), Future[Arrival | None]()
@@ -155,7 +158,7 @@ class Windows:
         except RejoinedError as error:
             if taken is not None:
                 taken.arrival.set_exception(error)
-            return False
+            return True
         if taken is not None:
             with self._changed:
                 self._final_rounds += int(taken.given.last)
