@@ -1,8 +1,9 @@
 """B3: encode + decode of each codec on one core, as a share of a copy's speed, in one run: copy time / (encode + decode).
 
 A copy moves 8 bytes an element; encode + decode move at least 8 + 2 x (coded bytes), so that the limit on a machine bound by
-memory is 8 / (8 + 8 x ratio): 0.88 for int4. The copy and the codec alternate; medians; one thread; no error feedback (the
-column EF has it). 64 MiB of fp32 do not fit any cache; 4 MiB are a segment as the reducer cuts them.
+memory is 8 / (8 + 8 x ratio): 0.88 for int4. The copy and the codec alternate; medians of the CPU time of one thread, which is
+wall time where the core is ours alone; without error feedback (the column EF is the encoding with it). 64 MiB of fp32 do not
+fit any cache; 4 MiB are a segment as the reducer cuts them.
     python benchmarks/codecs.py        exit 1 where a floor is missed at 64 MiB
 """
 
@@ -16,13 +17,13 @@ import torch
 from isthmus.runtime.codecs.coding import decode, encode, encoded_bytes, per_vector, warm
 
 FLOORS = {"int4": 0.20, "int8": 0.25, "topk": 0.15, "sign": 0.30}
-ROUNDS = 9
+ROUNDS = 7
 
 
 def seconds(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
+    begun = time.thread_time()
     work()
-    return time.perf_counter() - begun
+    return time.thread_time() - begun
 
 
 def measure(codec: str, elements: int) -> dict[str, float]:
