@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from isthmus.plan import Strategy
-from isthmus.runtime.loopback import prepare
+from isthmus.runtime.loopback import lone_plan, prepare
 
 
 @dataclass
@@ -53,13 +53,16 @@ class Nursery:
         *,
         regions: dict[str, int] | None = None,
         blocks: str = "",
+        zero: int = 0,
         timeout_s: float = 90.0,
         variables: dict[str, dict[str, str]] | None = None,
         **options: Any,
     ) -> Outcome:
         self._runs += 1
         folder = self._folder / str(self._runs)
-        environments = prepare(regions or {"east": 2, "west": 2}, strategy, folder)
+        plan = lone_plan(strategy)
+        plan = plan.model_copy(update={"layout": plan.layout.model_copy(update={"zero": zero})})
+        environments = prepare(regions or {"east": 2, "west": 2}, plan, folder)
         ranks = [
             {
                 "environment": {**environment, "ISTHMUS_BLOCKS": blocks, **(variables or {}).get(region, {})},

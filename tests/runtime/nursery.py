@@ -4,6 +4,7 @@ Reads one JSON object a line: {"scenario", "ranks": [{"environment", "log"}], "o
 answers one: {"codes": [...], "seconds"}. Ranks run a scenario below. Not a test itself; conftest.py starts it.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import TensorDataset
 
 import isthmus.runtime  # noqa: F401 - loaded once, before forking
@@ -39,6 +41,22 @@ def dataset() -> TensorDataset:
     return TensorDataset(torch.randn(240, 16, generator=generator), torch.randn(240, 4, generator=generator))
 
 
+class Blocks(nn.Module):
+    """A list of layers, each of which FSDP2 gathers and reduces by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inward = nn.Linear(16, 40)
+        self.blocks = nn.ModuleList(nn.Linear(40, 40) for _ in range(3))
+        self.outward = nn.Linear(40, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inward(x)
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return self.outward(x)
+
+
 def normalised(way: str) -> nn.Module:
     if way == "layers":
         return nn.Sequential(nn.Linear(16, 12), nn.Tanh(), nn.Dropout(0.0), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 4))
@@ -56,14 +74,17 @@ def normalised(way: str) -> nn.Module:
 def make(options: dict[str, Any], seed: int) -> tuple[nn.Module, Any]:
     """A model and a function that makes its optimizer."""
     torch.manual_seed(seed)
-    model = normalised(options["model"]) if "model" in options else Crossed()
+    model = Crossed()
+    if "model" in options:
+        model = Blocks() if options["model"] == "blocks" else normalised(options["model"])
     if options.get("optimizer") == "adamw":
         return model, lambda held: torch.optim.AdamW(held, lr=0.01)
     return model, lambda held: torch.optim.SGD(held, lr=0.05, momentum=0.5)
 
 
 def flat(model: nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    whole = [held.full_tensor() if isinstance(held, DTensor) else held for held in model.parameters()]
+    return torch.cat([parameter.detach().reshape(-1) for parameter in whole])
 
 
 def train(options: dict[str, Any], out: Path) -> None:
@@ -75,7 +96,7 @@ def train(options: dict[str, Any], out: Path) -> None:
         model = cluster.parallelize(given)
         optimizer = optimizer_of(model.parameters())
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1.0 + 0.1 * step))
-        micro = options.get("micro", 1)
+        micro, bf16 = options.get("micro", 1), bool(options.get("autocast"))
         with cluster.sync(model, optimizer, also=[schedule]):
             for number, batch in enumerate(cluster.batches(dataset(), options["batch"], steps=options["steps"], seed=3)):
                 disturb(cluster, given, options, number)
@@ -83,16 +104,14 @@ def train(options: dict[str, Any], out: Path) -> None:
                     own_step(model, optimizer, batch)
                     continue
                 last = (number + 1) % micro == 0
-                if last:
+                with contextlib.nullcontext() if last else cluster.accumulating(model), torch.autocast("cpu", enabled=bf16):
                     cluster.step(model, batch, nn.functional.mse_loss)
+                if last:
                     if "clip" in options:
-                        cluster.clip_gradients(model, options["clip"])
+                        print("norm", cluster.clip_gradients(model, options["clip"]).hex())
                     optimizer.step()
                     optimizer.zero_grad()
                     schedule.step()
-                else:
-                    with model.no_sync():
-                        cluster.step(model, batch, nn.functional.mse_loss)
         torch.save(flat(model), out)
 
 

@@ -29,7 +29,7 @@ from isthmus.runtime.courier import Courier
 from isthmus.runtime.environment import RankEnvironment, read_environment
 from isthmus.runtime.every_step.clipping import accumulating, clip_grad_norm_
 from isthmus.runtime.every_step.step import StepExchange
-from isthmus.runtime.every_step.wrap import wrap
+from isthmus.runtime.every_step.wrap import settle, wrap
 from isthmus.runtime.federation.agreement import Federation
 from isthmus.runtime.hashing import bytes_of, fingerprint
 from isthmus.runtime.local_steps.link import RailLink, RoundsLink
@@ -384,6 +384,8 @@ class Cluster:
             return torch.tensor(mean_loss)
         with self._named_failures():
             hook = self._model.hook if self._model else None
+            if hook is not None and hook.unsettled:
+                settle(model, hook, lambda: loss_fn(model(inputs), targets))
             if hook is not None:
                 hook.tokens += targets.numel() * (self.environment.world_size if self._federation.rounds is not None else 1)
             loss = loss_fn(model(inputs), targets)

@@ -97,7 +97,8 @@ class StepExchange:
         rails_of: With `rounds`: the reducer's rails in a generation.
         sharded: Ranks of a region hold different parts of the result (FSDP), rather than all of it.
         crossing: False keeps gradients inside the region (off blocks).
-        tokens: This rank's of the step under way, for the round that ends it; taken when it ends.
+        tokens: The whole region's of the step under way, for the round that ends it; taken when it ends.
+        unsettled: Regions' parts are not yet what they will be in every later step, see `wrap.settle`.
         enqueued_s: `time.perf_counter()` when the last part was handed over: the backward pass proper ends here.
         failure: The first error of any exchange.
         rejoined: The last step was not this region's: it took over the others' state, and the gradients at hand mean nothing.
@@ -114,6 +115,7 @@ class StepExchange:
     sharded: bool = False
     crossing: bool = True
     tokens: int = 0
+    unsettled: bool = False
     enqueued_s: float = 0.0
     failure: BaseException | None = None
     rejoined: Rejoined | None = None
@@ -203,9 +205,6 @@ class StepExchange:
                 self.reducer.commit([part.under_way])
                 part.done()
         else:
-            group, size = self.federation.world.comm_group, self.federation.environment.world_size
-            if group is not None and size > 1:
-                tokens = sum(gather_numbers(group, tokens, size))
             self.rejoined = self.rounds.run(self._attempt, tokens, self._commit).rejoined
             parts, self._parts = self._parts, []
             for part in parts:

@@ -35,7 +35,7 @@ def wrap(
     """
     if zero:
         return _sharded(model, federation, strategy, zero, rounds)
-    exchange = StepExchange(strategy=strategy, federation=federation, rounds=rounds)
+    exchange = StepExchange(strategy=strategy, federation=federation, rounds=rounds, unsettled=rounds is not None)
     if strategy.kind == "hierarchical":
         exchange.reducer = _reducer(exchange)
     wrapped = DistributedDataParallel(
@@ -48,18 +48,18 @@ def wrap(
     return wrapped, exchange
 
 
-def settle(model: nn.Module, exchange: StepExchange, backward: Callable[[], object]) -> None:
-    """Run `backward` (a forward and backward pass) once inside the region and forget what came of it.
+def settle(model: nn.Module, exchange: StepExchange, loss: Callable[[], torch.Tensor]) -> None:
+    """Differentiate `loss()` (a forward pass) once inside the region and forget what came of it.
 
     DDP fills its buckets anew after its first pass. With rounds every region does this before its first step, so that one that
     joins later has the buckets of the others from its first exchange on.
     """
     crossing, exchange.crossing = exchange.crossing, False
     with torch.random.fork_rng(devices=[]):
-        backward()
+        loss().backward()
     for parameter in model.parameters():
         parameter.grad = None
-    exchange.crossing, exchange.tokens = crossing, 0
+    exchange.crossing, exchange.tokens, exchange.unsettled = crossing, 0, False
 
 
 def _sharded(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, ReducerOptions
-from isthmus.runtime.every_step.ddp import Residuals
+from isthmus.runtime.every_step.residuals import Residuals
 
 RANKS = 2
 SPACE = 1 << 60
