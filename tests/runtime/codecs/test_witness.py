@@ -149,11 +149,11 @@ def test_majority_is_a_vote_with_the_mean_magnitude():
 def test_no_kernel_has_a_fused_multiply_add():
     # A fresh compilation in a process of its own, since code from the cache cannot be inspected.
     program = (
-        "import numba, re, torch\n"
-        "from isthmus.runtime.codecs import coding, kernels, sparse, lowrank\n"
-        "[coding.warm(c) for c in ('int4', 'sign', 'bf16', 'topk')]\n"
+        "import re\n"
+        "from isthmus.runtime.codecs import coding, kernels\n"
+        "coding.warm('int4')\n"
         "seen = 0\n"
-        "for f in (kernels.encode_levels, kernels.decode_levels, kernels.encode_signs):\n"
+        "for f in (kernels.encode_levels, kernels.decode_levels):\n"
         "    for text in f.inspect_asm().values():\n"
         "        seen += len(re.findall(r'\\bv?mulps', text))\n"
         "        assert not re.search(r'\\bv?fn?m(add|sub)', text), f\n"
