@@ -128,7 +128,8 @@ class Call:
                 return self._attempt(sock, deadline_s)
             except OSError as error:
                 sock.close()
-                self.last = error
+                if self.last is None or not isinstance(error, TimeoutError):
+                    self.last = error  # running out of time says less than what went wrong before
                 refusals = refusals + 1 if isinstance(error, ConnectionRefusedError) else 0
                 if refusals:
                     refused(refusals)
