@@ -9,10 +9,12 @@ import base64
 import http.client
 import json
 import math
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from isthmus.runtime.federation.store import KEY_BYTES_MAX, VALUE_BYTES_MAX, Entry, Listing, StoreLostError, StoreRefusedError
@@ -112,18 +114,21 @@ class EtcdStore:
         """See `Store.close`."""
         with self._guard:
             self._closed = True
-            connections = [connection for _, connection in self._free] + list(self._watching)
-            self._free.clear()
-        for connection in connections:
+            free, self._free = self._free, []
+            watching = list(self._watching)
+        for _, connection in free:
+            connection.close()
+        for connection in watching:  # its own thread closes it: another one reads from it now
             if connection.sock is not None:
-                try:
-                    connection.sock.shutdown(2)
-                except OSError:
-                    continue
+                with suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _heard(self, connection: http.client.HTTPConnection, deadline_s: float) -> bool:
         """Whether an event came before the deadline; True too where etcd says that the events asked for are gone."""
-        response = connection.getresponse()
+        with connection.getresponse() as response:
+            return self._has_event(connection, response, deadline_s)
+
+    def _has_event(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline_s: float) -> bool:
         while (left_s := deadline_s - time.monotonic()) > 0:
             if connection.sock is not None:
                 connection.sock.settimeout(left_s)
@@ -180,7 +185,10 @@ class EtcdStore:
             connection.close()
             raise
         with self._guard:
-            self._free.append((number, connection))
+            if not self._closed:
+                self._free.append((number, connection))
+                return answer
+        connection.close()
         return answer
 
     def _connect(self, number: int, timeout_s: float) -> http.client.HTTPConnection:
