@@ -20,7 +20,7 @@ import torch
 import xxhash
 
 from isthmus.plan import CodecName
-from isthmus.runtime.codecs.coding import decode, encode, encoded_bytes
+from isthmus.runtime.codecs.coding import Codec, combine, decode, encode, encoded_bytes
 from isthmus.runtime.codecs.feedback import Feedback
 from isthmus.runtime.wan.rail import Rail, Ticket
 
@@ -35,7 +35,7 @@ class ExchangeOptions:
     """How an exchange is coded and weighted; equal on every region.
 
     Attributes:
-        codec: Name of the codec.
+        codec: The codec, or its name for the default parameters.
         feedback: Residuals of this rank (a `Draft` where the exchange may have to be repeated), or None to forget what the
             codec left out.
         first: Number of the vector's first element in the numbering of `feedback`.
@@ -47,7 +47,7 @@ class ExchangeOptions:
         shares: Of three and more regions: which part of the vector each adds up (sum 1; see `shape.choose_shares`). None: equal.
     """
 
-    codec: CodecName = "none"
+    codec: Codec | CodecName = "none"
     feedback: Feedback | None = None
     first: int = 0
     seed: int = 0
@@ -117,6 +117,7 @@ class Exchange:
         self, rail: Rail, shard: torch.Tensor, tag: int, options: ExchangeOptions, out: torch.Tensor | None = None
     ) -> None:
         self._rail, self._shard, self._tag, self._options = rail, shard, tag, options
+        self._codec = options.codec if isinstance(options.codec, Codec) else Codec(options.codec)
         self._out = shard if out is None else out
         self._weights = options.weights or (1.0,) * rail.regions
         if len(self._weights) != rail.regions:
@@ -203,7 +204,10 @@ class Exchange:
         return self._shard[self._bounds[region] : self._bounds[region + 1]]
 
     def _weighted_sum(self, vectors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """sum(w x) * scale into `out`, which may be one of `vectors` when there are at most two."""
+        """sum(w x) * scale into `out`, which may be one of `vectors` when there are at most two; or the majority's signs."""
+        if self._codec.name == "sign-majority":
+            combine(self._codec, vectors, self._weights, self._scale, out)
+            return
         pairs = zip(vectors, self._weights, strict=True)
         terms = [vector if weight == 1.0 else torch.mul(vector, weight) for vector, weight in pairs]
         if len(terms) == 1:
@@ -224,19 +228,19 @@ class Exchange:
 
     def _encoded(self, offset: int, values: torch.Tensor, phase: int) -> torch.Tensor:
         options = self._options
-        if options.codec == "none":
+        if self._codec.name == "none":
             return values.view(torch.uint8)
-        out = self._take(encoded_bytes(options.codec, values.numel()))
+        out = self._take(encoded_bytes(self._codec, values.numel()))
         mixed = struct.pack(
             "<QQQQ", options.seed & (2**64 - 1), self._tag + phase * _PHASE, self._rail.region, offset
         )
-        encode(options.codec, values, out, xxhash.xxh3_64_intdigest(mixed), self._residual(offset, values.numel()))
+        encode(self._codec, values, out, xxhash.xxh3_64_intdigest(mixed), self._residual(offset, values.numel()))
         return out
 
     def _residual(self, offset: int, elements: int) -> torch.Tensor | None:
         """What this region owes of a piece of the shard; None where nothing is kept, or it would not count (weight 0)."""
         options = self._options
-        if options.feedback is None or options.codec == "none" or self._weights[self._rail.region] * self._scale == 0.0:
+        if options.feedback is None or self._codec.name == "none" or self._weights[self._rail.region] * self._scale == 0.0:
             return None
         return options.feedback.residual(options.first + offset, elements)
 
@@ -251,15 +255,15 @@ class Exchange:
         return torch.empty(0)
 
     def _decode(self, data: torch.Tensor, elements: int) -> torch.Tensor:
-        if self._options.codec == "none":
+        if self._codec.name == "none":
             return data.view(torch.float32)
         out = self._take(4 * elements).view(torch.float32)
-        decode(self._options.codec, data, out)
+        decode(self._codec, data, out)
         return out
 
     def _expect(self, peer: int, tag: int, elements: int) -> None:
         if elements:
-            buffer = self._take(encoded_bytes(self._options.codec, elements))
+            buffer = self._take(encoded_bytes(self._codec, elements))
             self._arrived[peer] = buffer
             self._receives[peer] = self._rail.receive(peer, tag, buffer)
 

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from isthmus.plan import CodecName
+from isthmus.runtime.codecs.coding import Codec
 from isthmus.runtime.codecs.feedback import Draft, ErrorFeedback
 from isthmus.runtime.collectives.exchange import Buffers, Exchange, ExchangeOptions
 from isthmus.runtime.collectives.segments import Place, Segment, Shard
@@ -84,7 +85,7 @@ class HierarchicalReducer:
         self,
         region_group: dist.ProcessGroup | None,
         rails: Rails | Rail | None,
-        codec: CodecName = "none",
+        codec: Codec | CodecName = "none",
         options: ReducerOptions | None = None,
     ) -> None:
         """`region_group` is a gloo group for this reducer alone (None: one rank a region); `rails` None: one region.
@@ -92,7 +93,7 @@ class HierarchicalReducer:
         A bare rail is this rank's only one, of regions with equal numbers of ranks.
         """
         self._group = region_group
-        self._codec: CodecName = codec
+        self._codec = codec if isinstance(codec, Codec) else Codec(codec)
         self._options = options or ReducerOptions()
         self._ranks = 1 if region_group is None else dist.get_world_size(region_group)
         self._rank = 0 if region_group is None else dist.get_rank(region_group)
@@ -100,7 +101,7 @@ class HierarchicalReducer:
             rails = Rails({self._rank: rails}, self._ranks, (self._ranks,) * rails.regions)
         self.rails = rails
         self._total = self._ranks if rails is None else rails.total
-        self._feedback = ErrorFeedback() if self._options.error_feedback and codec != "none" else None
+        self._feedback = ErrorFeedback() if self._options.error_feedback and self._codec.name != "none" else None
         self._draft = Draft(self._feedback) if self._feedback and self._options.retry else None
         self._epochs: dict[int, int] = {}
         self._buffers = Buffers()

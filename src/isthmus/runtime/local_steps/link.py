@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from isthmus.plan import Strategy
+from isthmus.runtime.codecs.coding import Codec, codec_of
 from isthmus.runtime.codecs.feedback import Feedback
 from isthmus.runtime.collectives.exchange import Buffers, Exchange, ExchangeOptions, gather
 from isthmus.runtime.courier import Courier
@@ -159,7 +160,7 @@ class RailPeers:
 
     def _exchange(self, number: int, shard: torch.Tensor, mean: torch.Tensor, start: int, coding: Coding) -> Exchange:
         options = ExchangeOptions(
-            codec="none" if coding.plain else self._strategy.codec,
+            codec=Codec("none") if coding.plain else codec_of(self._strategy),
             feedback=coding.feedback,
             first=number * shard.numel() + start,
             seed=number,
