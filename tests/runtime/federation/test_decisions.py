@@ -83,6 +83,15 @@ def test_a_region_that_runs_and_has_not_answered_is_waited_for_and_then_left() -
     assert formed(decide_regroup(view, old, "a", rules(), waited=True)).regions == ("a", "b")
 
 
+def test_a_late_region_is_left_until_it_has_come_itself() -> None:
+    late = {"late": frozenset("c")}
+    view, old = regrouping({}, a=late, b=late, c={"idle": True})
+    found = formed(decide_regroup(view, old, "a", rules(), waited=False))
+    assert (found.regions, found.late) == (("a", "b"), ("c",))
+    view, old = regrouping({}, a=late, b=late)
+    assert formed(decide_regroup(view, old, "a", rules(), waited=False)).regions == ("a", "b", "c")
+
+
 def test_a_round_that_one_region_applied_is_applied_by_all_who_voted_for_it() -> None:
     voted = {"voted": True, "voted_digest": 1, "voted_tokens": 30}
     view, old = regrouping({}, a={"applied": 10, "tokens": 120}, b=voted, c=voted)

@@ -49,6 +49,7 @@ class Record:
         suspects: Regions it cannot reach.
         dead: Regions whose address refused it: their processes are gone.
         late: Regions that did not begin the round within the grace.
+        idle: It was between rounds, and its leader's watcher has answered for it: it may still be found late.
         probing: It has not found out yet whom it reaches: wait for it.
     """
 
@@ -62,6 +63,7 @@ class Record:
     suspects: frozenset[str] = frozenset()
     dead: frozenset[str] = frozenset()
     late: frozenset[str] = frozenset()
+    idle: bool = False
     probing: bool = False
 
 
@@ -225,12 +227,14 @@ def decide_regroup(view: View, old: Generation, me: str, rules: Rules, *, waited
     if me not in records:
         return _unrecorded(view, old, me, rules)
     alive = _alive(view, old, records)
-    late = frozenset[str]().union(*(record.late for record in records.values())) - frozenset(records)
+    late = _late(records)
     probing = [region for region in records if records[region].probing]
     awaited = [region for region in alive if region not in records and region not in late] + probing
     if awaited and not waited:
         return Stall(f"waiting for {', '.join(awaited)}")
-    ready = rules.sort([region for region in records if not records[region].probing])
+    ready = rules.sort([region for region in records if not records[region].probing and region not in late])
+    if me in late:
+        return Stall("the others go on without this region, which is late")
     if me not in ready:
         return Stall("this region has not found out whom it reaches")
     return _decide_among(view, old, me, rules, _Present(ready, records, [region for region in alive if region not in late]))
@@ -311,7 +315,7 @@ def _form(
         round=applied + 1,
         tokens=tokens,
         branch=branch,
-        late=rules.sort(frozenset[str]().union(*(records[region].late for region in clique)) - frozenset(records)),
+        late=rules.sort(_late(records)),
     )
     rests_on = {region: view.record_revisions[old.branch, old.number, region] for region in clique}
     admits = {region: view.join_revisions[region] for region in comers}
@@ -350,6 +354,12 @@ def _records(view: View, old: Generation) -> dict[str, Record]:
         for region, incarnation in zip(old.regions, old.incarnations, strict=True)
         if region in written and written[region].incarnation == incarnation == view.live.get(region)
     }
+
+
+def _late(records: Mapping[str, Record]) -> frozenset[str]:
+    """Regions that somebody found late, and that have not come to the round since."""
+    claimed = frozenset[str]().union(*(record.late for record in records.values()))
+    return claimed - frozenset(region for region, record in records.items() if not record.idle)
 
 
 def _alive(view: View, old: Generation, records: Mapping[str, Record]) -> list[str]:

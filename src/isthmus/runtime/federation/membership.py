@@ -121,7 +121,7 @@ class Membership:
         self._view, self._revision = View(), 0
         self._generation: Generation | None = None
         self._standing = Standing()
-        self._busy = self._entered = False
+        self._busy = self._entered = self._idle = False
         self._recorded: tuple[str, int] | None = None
         self._superseded = False
         self._reachable: dict[str, bool] = {}
@@ -186,11 +186,14 @@ class Membership:
             self._busy, self._standing = False, standing
             if self._superseded:
                 return Regrouped(old, False, "superseded")
+            self._idle = False
             mine = self._recorded != (old.branch, old.number)
             self._recorded = (old.branch, old.number)
         begun_s = time.monotonic()
         if mine:
             self._write_record(old, frozenset(late))
+        else:  # the watcher has answered for this region; now it has come
+            self._patiently(lambda: self._renew_record(old, frozenset(late), View()))
         found = self._decide(old, frozenset(late), begun_s)
         with self._guard:
             if found.member:
@@ -356,6 +359,7 @@ class Membership:
             suspects=frozenset(region for region, reach in found.items() if reach != "open"),
             dead=frozenset(region for region, reach in found.items() if reach == "refused"),
             late=late,
+            idle=self._idle,
             probing=probing,
         )
 
@@ -405,7 +409,7 @@ class Membership:
         found = self._reach([region for region in self.rules.order if region != self.region and self._concerns(old, region)])
         record = self._record(late, found, probing=False)
         written = view.records.get((old.branch, old.number), {}).get(self.region)
-        if written is not None and written != record:
+        if written != record:
             self._quietly(lambda: self._put_again(self._ledger.record(old, self.region), dump(record)))
 
     def _go_alone(self, old: Generation) -> Regrouped:
@@ -502,7 +506,7 @@ class Membership:
             busy = self._busy
             left = self._has_record(generation) and not self._has_successor(generation)
             if disturbed and not busy and left:
-                self._recorded = (generation.branch, generation.number)
+                self._recorded, self._idle = (generation.branch, generation.number), True
         if disturbed and busy:
             self.on_regroup(generation)
         elif disturbed and left:
