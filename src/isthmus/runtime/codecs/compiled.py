@@ -3,7 +3,8 @@
 Float32 operations stay as they are written: no fast-math, hence no reordering, and no fused multiply-add, since numba marks
 nothing for contraction (a test looks for it in the code for x86-64 with FMA). A CPU of another kind gets other instructions
 and, as far as that holds there too, the same results. A kernel is compiled at its first call (1 to 3 s) and kept on disk,
-beside this file or in the user's cache, by CPU kind; where neither can be written, every process compiles anew. Kernels release the GIL.
+beside this file or in the user's cache, by CPU kind; where neither can be written, every process compiles anew. Kernels
+release the GIL.
 numba keeps a kernel for as long as the file it stands in is unchanged: what a kernel calls must stand in the same file.
 """
 
