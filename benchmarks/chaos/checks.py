@@ -119,6 +119,8 @@ def _counted(history: History) -> list[Finding]:
             after = min(min(part.steps) for part in parts) - 1
             for line in parts[0].rounds:
                 until, counted = line["step"], line["counted"].get(region)
+                if counted == 0:  # it came with empty hands, as after coming back; its window goes on
+                    continue
                 if all(until in part.steps for part in parts):  # else it was killed between the two lines
                     trained = sum(part.tokens(after, until) for part in parts)
                     if counted != trained:

@@ -13,7 +13,7 @@ from chaos.faults import Scenario
 from isthmus.emulate import EmulatedLink, Tunnel
 from isthmus.plan import Layout, Outer, Plan, Prediction, Strategy, Survival, save_plan
 
-__all__ = ["BATCH", "DETECT_S", "GRACE_S", "INNER", "WITNESS", "Fleet", "Setup", "grace_s", "links_of", "nodes_of", "window_tokens"]
+__all__ = ["DETECT_S", "INNER", "STEP_S", "WITNESS", "Fleet", "Setup", "grace_s", "links_of", "nodes_of", "window_tokens"]
 
 HERE = Path(__file__).resolve().parent
 WITNESS = "witness"  # a small site of its own for the store

@@ -16,7 +16,7 @@ from isthmus.runtime.checkpoint import latest
 
 __all__ = ["Player", "StuckError"]
 
-HEAL_LIMIT_S, QUIET_LIMIT_S, HANG_LIMIT_S = 60.0, 90.0, 20.0
+START_LIMIT_S, HEAL_LIMIT_S, QUIET_LIMIT_S, HANG_LIMIT_S = 240.0, 120.0, 90.0, 20.0
 QUIET_ROUNDS = 2
 LOSS = 0.05
 SYNC_BYTES = 30_000  # on the wire since the window's end: a sync, not signs of life
@@ -44,7 +44,8 @@ class Player:
         Raises:
             StuckError: The regions did not come together again, or something hung.
         """
-        if not self._together(time.time() if fault.number else 0.0, QUIET_LIMIT_S, f"quiet before fault {fault.number}"):
+        limit_s = QUIET_LIMIT_S if self._history().ranks else START_LIMIT_S
+        if not self._together(time.time(), limit_s, f"quiet before fault {fault.number}"):
             return None
         began_s = self._strike(fault)
         if not self._together(time.time(), HEAL_LIMIT_S, f"healing of fault {fault.number} ({fault.kind} {fault.region})"):
