@@ -144,7 +144,7 @@ class LocalSync:
         flat = self._whole.read(own)
         mean = self._wait(self.link.submit(lambda: self.loop.average(flat, self._whole, tokens)))
         if mean is None:
-            self.settle()
+            self.catch_up()
             self.average_gradients(tokens)
             return
         self._whole.write(own, mean)
@@ -207,6 +207,12 @@ class LocalSync:
         on after a flush: with a grace, rounds begin here. Else `after_step` does it where a round comes back void, which is at
         the same step on all ranks of the region.
         """
+        self.catch_up()
+        if self.windows is not None and not self.warming_up:
+            self.windows.start()
+
+    def catch_up(self) -> None:
+        """`settle` without beginning anything new."""
         while self._life != self.loop.lives:
             self._life = self.loop.lives
             self.discarded_tokens += self.fresh_tokens + sum(one.fresh_tokens for one in self.pending)
@@ -222,8 +228,6 @@ class LocalSync:
             self.steps = max(self.steps, self.strategy.warmup_steps)
             if self.loop.rounds and self.windows is None:
                 self._follow()
-        if self.windows is not None and not self.warming_up:
-            self.windows.start()
 
     def export_state(self, rail: int) -> State:
         """See `isthmus.runtime.federation.states.StateKeeper`: outer parameters and momentum, 8 bytes a parameter at most."""
@@ -335,7 +339,7 @@ class LocalSync:
             arrival = self.arrival_of(pending)
         except RejoinedError:
             self.pending.appendleft(pending)
-            self.settle()
+            self.catch_up()
             return
         fragment = pending.fragment
         if arrival is None:
@@ -365,7 +369,7 @@ class LocalSync:
         flat = self._whole.read(self.parameters)
         mean = self._wait(self.link.submit(lambda: self.loop.average(flat, self._whole, 0)))
         if mean is None:
-            self.settle()
+            self.catch_up()
             return
         self.steps = max(self.steps, self.strategy.warmup_steps)
         self._whole.write(self.parameters, mean)

@@ -90,7 +90,7 @@ class Windows:
             if not running and not asked:
                 break
         sync.land_all(1.0)
-        sync.settle()
+        sync.catch_up()
         sync.take_outer()
         with self._changed:
             self._final = False
@@ -112,7 +112,7 @@ class Windows:
             return
         fragment = sync.fragments[post[1]]
         if sync.lost_place():
-            sync.settle()
+            sync.catch_up()
         while any(one.fragment is fragment for one in sync.pending):
             sync.land_one()  # its round was over before this one was asked for
         given, arrival = sync.contribution(fragment, last=last), Future[Arrival | None]()
