@@ -4,6 +4,7 @@ import contextlib
 import json
 import socket
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from isthmus.runtime.courier import Courier
 from isthmus.runtime.environment import Members, RankEnvironment
 from isthmus.runtime.federation.rounds import Rounds
 from isthmus.runtime.hashing import fingerprint
-from isthmus.runtime.local_steps.link import RoundsLink
+from isthmus.runtime.local_steps.link import RoundsLink, gather_shards
 from isthmus.runtime.local_steps.sync import LocalSync
 from isthmus.runtime.wan.rail import Rail
 from isthmus.runtime.world import World
@@ -172,6 +173,40 @@ def test_a_state_is_not_taken_while_rounds_go_on_at_unequal_steps(world: Any) ->
 
     for text in world.in_regions(2, work, world.strategy(4), elastic=True):
         assert text.startswith("state: was asked for while rounds go on at unequal steps")
+
+
+class Group:
+    """The one call of a process group that is used, between threads."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier, self.board = threading.Barrier(size, timeout=20), [torch.empty(0)] * size
+        self.local = threading.local()
+
+    def allgather(self, into: list[list[torch.Tensor]], mine: list[torch.Tensor]) -> Any:
+        self.board[self.local.rank] = mine[0].clone()
+        self.barrier.wait()
+        for target, value in zip(into[0], self.board, strict=True):
+            target.copy_(value)
+        self.barrier.wait()
+        return SimpleNamespace(wait=lambda: None)
+
+
+@pytest.mark.parametrize(("ranks", "shards"), [(1, 4), (2, 2), (2, 3), (3, 7), (4, 5)])
+def test_shards_dealt_to_ranks_by_their_number_come_back_in_order(ranks: int, shards: int) -> None:
+    group, found = Group(ranks), [torch.empty(0)] * ranks
+
+    def work(rank: int) -> None:
+        group.local.rank = rank
+        given = {number: torch.arange(3.0) + 10 * number for number in range(rank, shards, ranks)}
+        found[rank] = gather_shards(group, ranks, shards, given)  # type: ignore[arg-type]
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    expected = torch.cat([torch.arange(3.0) + 10 * number for number in range(shards)])
+    assert all(torch.equal(whole, expected) for whole in found)
 
 
 @pytest.mark.parametrize("grace", [None, 5.0])
