@@ -93,7 +93,7 @@ def loop(options: Options, environment: RankEnvironment, model: ByteGPT, local: 
     data = TextWindows(read_corpus().train, positions)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1)
     place = torch.Generator().manual_seed(1000 * environment.region_index + environment.rank + int(time.time()))
-    taken = 0
+    taken, rejoined, discarded = 0, local.rejoined, local.discarded_tokens
     while local.loop.rounds < options.rounds:
         options.before_step(taken, model, metrics)
         begun_s = time.monotonic()
@@ -110,6 +110,10 @@ def loop(options: Options, environment: RankEnvironment, model: ByteGPT, local: 
         tokens, taken = targets.numel(), taken + 1
         local.after_step(tokens * environment.world_size)
         metrics.write("step", step=taken, tokens=tokens, loss=float(loss.detach()), seconds=time.monotonic() - begun_s)
+        if local.rejoined is not rejoined and local.rejoined is not None:
+            rejoined, lost = local.rejoined, local.discarded_tokens - discarded + local.rejoined.tokens_discarded
+            discarded = local.discarded_tokens
+            metrics.write("discarded", tokens=lost, rounds=rejoined.rounds_discarded, why=rejoined.why)
     local.flush()
 
 

@@ -6,14 +6,18 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-__all__ = ["Courier"]
+__all__ = ["Courier", "VoidError"]
+
+
+class VoidError(Exception):
+    """A job came to nothing, but this rank is in step with its peers: later jobs run. To be derived from."""
 
 
 class Courier:
     """Runs jobs one after another on a thread of its own.
 
     After the first failure every later job is refused with the same error: a rank whose exchange failed has lost
-    step with its peers, and a second error would hide the first.
+    step with its peers, and a second error would hide the first. A `VoidError` is no failure.
     """
 
     def __init__(self, name: str = "isthmus-courier") -> None:
@@ -58,6 +62,8 @@ class Courier:
                 continue
             try:
                 result = job()
+            except VoidError as error:
+                future.set_exception(error)
             except BaseException as error:  # whatever it is, the training thread must hear of it
                 self.failure = error
                 future.set_exception(error)

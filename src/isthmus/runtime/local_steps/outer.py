@@ -14,6 +14,7 @@ import torch
 
 from isthmus.plan import Outer, Strategy
 from isthmus.runtime.codecs.feedback import ErrorFeedback
+from isthmus.runtime.courier import VoidError
 from isthmus.runtime.federation.states import Attempt, State
 from isthmus.runtime.hashing import ReplicaMismatchError, fingerprint
 from isthmus.runtime.local_steps.fragments import Fragment, FragmentDraft
@@ -81,7 +82,7 @@ class _Result:
     all_last: bool = False
 
 
-class RejoinedError(Exception):
+class RejoinedError(VoidError):
     """The rounds that were under way are void: this region took over the others' state."""
 
 
