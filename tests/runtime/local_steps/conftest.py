@@ -11,6 +11,7 @@ import torch
 
 from isthmus.plan import Outer, Strategy
 from isthmus.runtime.collectives.exchange import Buffers
+from isthmus.runtime.courier import Courier
 from isthmus.runtime.federation.states import Attempt, Rejoined, State
 from isthmus.runtime.local_steps.link import RailPeers, Ran
 from isthmus.runtime.wan.frames import RailError
@@ -133,7 +134,7 @@ class HubLink:
         self.shards = max(hub.ranks)
         self.held = tuple(range(rank, self.shards, hub.ranks[region]))
         self.alive = list(range(len(hub.ranks)))
-        self.courier = ThreadPoolExecutor(1)
+        self.courier = Courier()
         self.digests: list[int] = []
         self.attempts = 0
         self.tokens: list[int] = []
@@ -232,7 +233,7 @@ def in_regions(ranks: int | list[int], work: Callable[..., Any], strategy: Strat
     with ThreadPoolExecutor(len(links)) as pool:
         results = [future.result(60) for future in [pool.submit(run, link) for link in links]]
     for link in links:
-        link.courier.shutdown()
+        link.courier.close()
     return results
 
 
