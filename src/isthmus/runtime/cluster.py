@@ -11,6 +11,7 @@
 The same script runs alone on a laptop (no environment), as one region under torchrun, and on all regions of a plan.
 """
 
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -25,17 +26,21 @@ from torch.utils.data import Dataset
 from isthmus.errors import InputError
 from isthmus.plan import Layout, Plan, Strategy, StrategyKind, Survival, load_plan
 from isthmus.runtime.blocks import Mode, Pace, lay_out, parse_schedule
+from isthmus.runtime.checkpoint import CheckpointError
 from isthmus.runtime.courier import Courier
 from isthmus.runtime.environment import RankEnvironment, read_environment
 from isthmus.runtime.every_step.clipping import accumulating, clip_grad_norm_
+from isthmus.runtime.every_step.shards import is_sharded, local_tensors
 from isthmus.runtime.every_step.step import StepExchange
 from isthmus.runtime.every_step.wrap import settle, wrap
 from isthmus.runtime.federation.agreement import Federation
 from isthmus.runtime.hashing import bytes_of, fingerprint
 from isthmus.runtime.local_steps.link import RailLink, RoundsLink
+from isthmus.runtime.local_steps.sharded import ShardLink
 from isthmus.runtime.local_steps.sync import LocalSync
 from isthmus.runtime.metrics import Metrics
 from isthmus.runtime.pipeline.model import PipelinedModel, RegionRanks
+from isthmus.runtime.resume import RunState
 from isthmus.runtime.sampling import ShardedBatches
 from isthmus.runtime.session import Session, explain_failure
 from isthmus.runtime.snapshot import Stateful
@@ -233,6 +238,7 @@ class Cluster:
         self._federation, self._metrics = federation, metrics
         self._model: _Model | None = None
         self._session: Session | None = None
+        self._checkpoints: tuple[Path, RunState] | None = None
 
     def parallelize(self, model: nn.Module, *, cut: Sequence[int] | None = None) -> nn.Module:
         """`model` with its gradients averaged as the plan says; parameters and buffers become the first region's.
@@ -278,13 +284,20 @@ class Cluster:
         return wrapped
 
     @contextmanager
-    def sync(self, model: nn.Module, optimizer: torch.optim.Optimizer, also: Sequence[Stateful] = ()) -> Generator[None]:
+    def sync(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        also: Sequence[Stateful] = (),
+        checkpoints: Path | str | None = None,
+    ) -> Generator[None]:
         """Keep the regions in step while training inside; at the end all members are proven equal.
 
         Args:
             model: What `parallelize` returned.
             optimizer: Its optimizer; one `step()` of it is one training step.
-            also: Schedulers and the like whose state measured off blocks must leave as it was.
+            also: Schedulers and the like, whose state measured off blocks must leave as it was and checkpoints hold.
+            checkpoints: Folder to go on from, where it holds any, and for `checkpoint` to write to; see `runtime.checkpoint`.
 
         Raises:
             InputError: `model` is not what `parallelize` returned, or ISTHMUS_BLOCKS is malformed.
@@ -318,7 +331,12 @@ class Cluster:
             strategy=self.strategy.name,
         )
         with self._named_failures():
-            session.open(made.given, [optimizer, *also], local)
+            session.prepare(made.given, [optimizer, *also], local)
+            if checkpoints is not None:
+                group = self._federation.world.region_group
+                self._checkpoints = Path(checkpoints), RunState(session, made.wrapped, optimizer, also, group)
+                self._checkpoints[1].resume(self._checkpoints[0])
+            session.open()
             # However the backward pass was run, no optimizer applies the gradients of a failed exchange.
             handles = optimizer.register_step_pre_hook(self._begin_step), optimizer.register_step_post_hook(self._end_step)
             try:
@@ -330,6 +348,9 @@ class Cluster:
 
     def _local_steps(self, model: nn.Module) -> LocalSync:
         federation, rounds = self._federation, self._federation.rounds
+        if is_sharded(model):
+            held = [nn.Parameter(tensor, requires_grad=False) for tensor in local_tensors(model.parameters())]  # the same memory
+            return LocalSync(held, ShardLink(federation, self.strategy), self.strategy)
         if rounds is None:
             return LocalSync(model.parameters(), RailLink(federation, self.strategy), self.strategy)
         group = federation.world.comm_group
@@ -416,6 +437,33 @@ class Cluster:
     def accumulating(self, model: nn.Module) -> AbstractContextManager[None]:
         """Inside, `step` adds gradients up; the first `step` after it exchanges the sum between ranks and regions."""
         return accumulating(model)
+
+    def checkpoint(self, keep: int = 3) -> bool:
+        """Write a checkpoint of the step that has ended; to be called by all ranks of the region after the same step.
+
+        Going on from it is bit for bit the same run. Where it cannot be written (a full disk) stderr and the metrics say so,
+        earlier ones stand, and training may go on.
+
+        Args:
+            keep: How many of the region's checkpoints stay.
+
+        Raises:
+            InputError: `sync` was not given a folder.
+        """
+        session = self._session_or_refuse("cluster.checkpoint")
+        if self._checkpoints is None:
+            raise InputError("cluster.checkpoint", "has nowhere to write", "cluster.sync(..., checkpoints=FOLDER)")
+        folder, state = self._checkpoints
+        begun_s, failure = time.perf_counter(), None
+        with self._named_failures(), session.clock.stopped():
+            try:
+                state.save(folder, keep)
+            except CheckpointError as error:
+                failure = str(error)
+                print(f"isthmus {self.region}: {error}", file=sys.stderr, flush=True)
+        seconds = time.perf_counter() - begun_s
+        self._metrics.write("checkpoint", step=session.pace.trained, seconds=seconds, failure=failure)
+        return failure is None
 
     def evaluation(self) -> AbstractContextManager[None]:
         """Inside, evaluate the model: no gradients, no step time; under local steps the parameters all regions agreed on."""

@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from isthmus.runtime.blocks import Pace
-from isthmus.runtime.every_step.shards import is_sharded, region_fingerprint
+from isthmus.runtime.every_step.shards import is_sharded, region_fingerprint, reshard
 from isthmus.runtime.every_step.state import EveryStepKeeper
 from isthmus.runtime.every_step.step import StepExchange
 from isthmus.runtime.federation.agreement import Federation
@@ -53,15 +53,19 @@ class Session:
         self._waited_s = 0.0
         self._proved_bytes = 0
         self._local_keeper: LocalKeeper | None = None
+        self.away = False
         self._spans: list[tuple[str, str, float, float]] = []
         self._step_begun_s = time.perf_counter()
 
-    def open(self, model: nn.Module, stateful: Sequence[Stateful], local: LocalSync | None) -> None:
-        """Begin: all members meet, and the first step starts now."""
+    def prepare(self, model: nn.Module, stateful: Sequence[Stateful], local: LocalSync | None) -> None:
+        """Take the optimizer and what else a step changes; local steps where there are any."""
         self.model, self.stateful, self.local = model, list(stateful), local
         self.pipeline = model if isinstance(model, PipelinedModel) else None
         if local is not None:
             local.on_arrival = self._write_arrival
+
+    def open(self) -> None:
+        """Begin: all members meet, and the first step starts now."""
         if self.federation.rounds is None:
             self.federation.submit(self.federation.meet).result()
         else:
@@ -84,6 +88,15 @@ class Session:
             self.local.settle()
         if rejoined is not None and rejoined.why not in ("start", "equal"):
             self._note_rejoined(rejoined, 0)
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Inside, steps of the optimizer are not steps of the run."""
+        self.away = True
+        try:
+            yield
+        finally:
+            self.away = False
 
     def place(self) -> dict[str, Any]:
         """Where in the run this rank is, as JSON, for a newcomer."""
@@ -150,6 +163,8 @@ class Session:
 
     def end_step(self) -> None:
         """The optimizer has stepped: exchange what is due, write the step's line, and change blocks when one ends."""
+        if self.away:
+            return
         self.raise_failure()
         if self.hook is not None and self.hook.rejoined is not None:
             self._drop_step(self.hook.rejoined)
@@ -221,11 +236,9 @@ class Session:
         with self.clock.stopped(), torch.no_grad():
             self.model.eval()
             try:
-                if self.local is None:
+                with nullcontext() if self.local is None else self.local.outer_parameters():
                     yield
-                else:
-                    with self.local.outer_parameters():
-                        yield
+                    reshard(self.model)  # before the region's own parameters come back
             finally:
                 self.model.train(training)
 

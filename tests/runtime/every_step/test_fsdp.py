@@ -38,6 +38,16 @@ def test_shards_end_bit_identical_through_a_codec_and_off_blocks_leave_no_trace(
     assert plain.hashes() == measured.hashes()
 
 
+@pytest.mark.parametrize("codec", ["none", "int4"])
+def test_local_steps_of_shards_are_those_of_whole_replicas(codec: str, nursery: Any) -> None:
+    local = Strategy(name="local", kind="local-steps", codec=codec, inner_steps=3, delay_steps=1, fragments=2)
+    shards = nursery.run(local, zero=3, steps=9, model="blocks").succeeded()
+    assert len(shards.hashes()) == 1
+    if codec == "none":
+        whole = nursery.run(local, steps=9, model="blocks").succeeded()
+        torch.testing.assert_close(shards.parameters[0], whole.parameters[0], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("zero", [0, 3])
 def test_accumulation_and_clipping_are_those_of_one_process(zero: int, nursery: Any) -> None:
     outcome = nursery.run(WAYS["fp32"], zero=zero, steps=4, micro=2, clip=0.7).succeeded()

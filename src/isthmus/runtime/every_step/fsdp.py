@@ -25,12 +25,13 @@ from torch.distributed.tensor import DTensor
 
 from isthmus.errors import InputError
 from isthmus.plan import Strategy
+from isthmus.runtime.codecs.coding import codec_of
 from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, Rails, ReducerOptions
 from isthmus.runtime.every_step.step import Part, RoundRunner, StepExchange
 from isthmus.runtime.federation.agreement import Federation
 from isthmus.runtime.wan.rail import Rail
 
-__all__ = ["attach_fsdp", "shard_model"]
+__all__ = ["attach_fsdp", "require_equal_regions", "shard_model"]
 
 _CONTAINERS = nn.ModuleList | nn.Sequential | nn.ModuleDict
 
@@ -108,7 +109,8 @@ def _containers(model: nn.Module) -> Iterator[nn.Module]:
             yield from _containers(child)
 
 
-def _check(model: nn.Module, federation: Federation, mesh: DeviceMesh) -> None:
+def require_equal_regions(federation: Federation) -> None:
+    """Refuse regions of unequal numbers of ranks, whose shards would not be the same."""
     environment = federation.environment
     counts = {region.name: region.ranks for region in environment.members.regions} if environment.members else {}
     if len(set(counts.values())) > 1:
@@ -118,6 +120,11 @@ def _check(model: nn.Module, federation: Federation, mesh: DeviceMesh) -> None:
             "sharded parameters need the same number in each: rank i carries its shard to rank i of the others; "
             "or plan with zero 0",
         )
+
+
+def _check(model: nn.Module, federation: Federation, mesh: DeviceMesh) -> None:
+    require_equal_regions(federation)
+    environment = federation.environment
     if mesh.ndim > 2 or mesh.mesh.flatten().tolist() != list(range(environment.world_size)):
         raise InputError(
             "attach_fsdp",
@@ -157,7 +164,7 @@ def _reducer(exchange: StepExchange, mesh: DeviceMesh) -> HierarchicalReducer:
     return HierarchicalReducer(
         group if replicas > 1 else None,
         rails or Rails({}, replicas, (1,)),
-        exchange.strategy.codec,
+        codec_of(exchange.strategy),
         ReducerOptions(
             error_feedback=exchange.strategy.error_feedback,
             seed=rank,

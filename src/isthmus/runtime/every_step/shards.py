@@ -17,12 +17,21 @@ from torch.distributed.tensor import DTensor
 from isthmus.runtime.hashing import fingerprint
 from isthmus.runtime.world import gather_numbers
 
-__all__ = ["is_sharded", "local_tensors", "region_fingerprint"]
+__all__ = ["is_sharded", "local_tensors", "region_fingerprint", "reshard"]
 
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether ranks of a region hold different parts of `model`."""
     return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def reshard(model: nn.Module) -> None:
+    """Free what a forward pass without a backward one has left gathered: `parameters()` are shards again, and the next pass
+    gathers them as they are then.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def local_tensors(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:

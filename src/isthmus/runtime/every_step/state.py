@@ -69,7 +69,13 @@ class EveryStepKeeper:
         return State(record, {name: part for name, part in flat.items() if part.numel()})
 
     def adopt_state(self, parts: Mapping[int, State], rejoined: Rejoined) -> None:
-        """Take over what the others hold; gathers over the region's group unless the model is in shards."""
+        """Take over what the others hold; gathers over the region's group unless the model is in shards.
+
+        Where the state was equal already (all regions came back from their checkpoints), what the codec owes stays too.
+        """
+        self.rejoined = rejoined
+        if rejoined.why == "equal":
+            return
         record = next(iter(parts.values())).record
         self._install(record, {name: self._whole(name, parts, size) for name, size in self._sizes(record).items()})
         for group, held in zip(self._optimizer.param_groups, record["groups"], strict=True):
@@ -80,7 +86,6 @@ class EveryStepKeeper:
             epochs = {int(tag): epoch for tag, epoch in record["epochs"].items()}
             self._exchange.reducer.load_state_dict({"feedback": {}, "epochs": epochs})
         self._go_to(record["place"])
-        self.rejoined = rejoined
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]

@@ -8,9 +8,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.errors import InputError
 from isthmus.plan import Strategy
+from isthmus.runtime.codecs.coding import codec_of
 from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, Rails, ReducerOptions
 from isthmus.runtime.every_step.ddp import HookState, ddp_hook
-from isthmus.runtime.every_step.fsdp import attach_fsdp, shard_model
+from isthmus.runtime.every_step.fsdp import attach_fsdp, require_equal_regions, shard_model
 from isthmus.runtime.every_step.step import RoundRunner, StepExchange, rails_of_members
 from isthmus.runtime.federation.agreement import Federation
 
@@ -65,16 +66,21 @@ def settle(model: nn.Module, exchange: StepExchange, loss: Callable[[], torch.Te
 def _sharded(
     model: nn.Module, federation: Federation, strategy: Strategy, zero: int, rounds: RoundRunner | None
 ) -> tuple[nn.Module, StepExchange]:
-    if strategy.kind != "hierarchical" and federation.environment.regions > 1:
+    elastic = federation.rounds is not None
+    run = ("hierarchical",) if elastic else ("hierarchical", "local-steps")
+    if federation.environment.regions > 1 and strategy.kind not in run:
         raise InputError(
             "plan",
-            f"strategy.kind {strategy.kind!r} with layout.zero {zero}: parameters in shards are trained by 'hierarchical' only",
-            "plan hierarchical, or zero 0",
+            f"strategy.kind {strategy.kind!r} with layout.zero {zero}: that is not run{' with a coordinator' if elastic else ''}",
+            "plan hierarchical, or zero 0; local-steps in shards run without a coordinator",
         )
     group = federation.world.region_group
     assert group is not None, "shards without a process group"
     shard_model(model, group, zero)
-    return model, attach_fsdp(model, federation, strategy, rounds)
+    if strategy.kind == "hierarchical":
+        return model, attach_fsdp(model, federation, strategy, rounds)
+    require_equal_regions(federation)
+    return model, StepExchange(strategy=strategy, federation=federation, sharded=True)
 
 
 def _reducer(exchange: StepExchange) -> HierarchicalReducer:
@@ -91,6 +97,6 @@ def _reducer(exchange: StepExchange) -> HierarchicalReducer:
     return HierarchicalReducer(
         federation.world.comm_group if environment.world_size > 1 else None,
         rails,
-        strategy.codec,
+        codec_of(strategy),
         ReducerOptions(error_feedback=strategy.error_feedback, retry=rounds is not None),
     )
