@@ -139,10 +139,9 @@ class Player:
         """Fill the file system that checkpoints go to, until one has failed for want of room; then make room."""
         began_s, filler, folder = time.time(), self.fleet.checkpoints / "filler", self.fleet.checkpoints
         failed, before = self._failed_checkpoints(fault.region), latest(folder, fault.region)
-        with open(filler, "wb") as stream, contextlib.suppress(OSError):
+        with open(filler, "wb", buffering=0) as stream, contextlib.suppress(OSError):
             while True:
                 stream.write(bytes(4096))
-                stream.flush()
         try:
             what = f"a checkpoint of {fault.region} that fails for want of room"
             self.until(lambda: self._failed_checkpoints(fault.region) > failed, HEAL_LIMIT_S, what)

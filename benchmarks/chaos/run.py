@@ -95,12 +95,13 @@ def main() -> int:
     parser.add_argument("--per-run", type=int, default=10)
     parser.add_argument("--sample", action="store_true", help="20 faults in three runs, for CI")
     parser.add_argument("--only", action="append", choices=KINDS, help="play only these kinds")
-    parser.add_argument("--runs", type=int, help="stop after so many runs")
+    parser.add_argument("--run", type=int, action="append", help="play only the runs of these numbers")
     parser.add_argument("--no-calm", action="store_true", help="do not compare losses with runs without faults")
     parser.add_argument("--json", type=Path, help="write every fault's row there")
     arguments = parser.parse_args()
     count, per_run, shrink = (20, 7, 0.3) if arguments.sample else (arguments.faults, arguments.per_run, 1.0)
-    scenarios = draw(arguments.seed, count, per_run=per_run, shrink=shrink)[: arguments.runs]
+    scenarios = draw(arguments.seed, count, per_run=per_run, shrink=shrink)
+    scenarios = tuple(each for each in scenarios if arguments.run is None or each.number in arguments.run)
     if arguments.only:
         scenarios = tuple(
             replace(each, faults=tuple(fault for fault in each.faults if fault.kind in arguments.only)) for each in scenarios
