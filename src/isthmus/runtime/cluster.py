@@ -44,7 +44,7 @@ from isthmus.runtime.resume import RunState
 from isthmus.runtime.sampling import ShardedBatches
 from isthmus.runtime.session import Session, explain_failure
 from isthmus.runtime.snapshot import Stateful
-from isthmus.runtime.surviving import load_identity, open_rounds
+from isthmus.runtime.surviving import SURVIVING, load_identity, open_rounds
 from isthmus.runtime.wan.rail import Rail, RailOptions
 from isthmus.runtime.world import World, open_world
 
@@ -104,9 +104,11 @@ def _federated(
 ) -> Generator[Federation]:
     """Find the other regions: over rails that stand for the whole run, or through a coordinator in rounds that survive."""
     environment, world = federation.environment, federation.world
-    if environment.regions > 1 and environment.coordinator is not None:
+    unequal = environment.members is not None and len({region.ranks for region in environment.members.regions}) > 1
+    if environment.regions > 1 and (environment.coordinator is not None or (unequal and strategy.kind in SURVIVING)):
         if environment.blocks:
-            raise InputError("ISTHMUS_BLOCKS", "is set, and so is ISTHMUS_COORDINATOR", "measure without a coordinator")
+            hint = "measure without a coordinator, and regions of equal numbers of ranks"
+            raise InputError("ISTHMUS_BLOCKS", "is set, but this run goes in rounds", hint)
         terms = terms | {"the plan's survival": survival.model_dump_json()}
         with open_rounds(environment, world, strategy, survival, metrics, terms) as rounds:
             federation.rounds = rounds

@@ -151,7 +151,7 @@ def open_rounds(
     """The rounds of this rank; to be opened and closed (`WatchedRounds`) on the communication thread inside.
 
     Args:
-        environment: Has members and a coordinator.
+        environment: Has members. Without a coordinator a lost region ends the run.
         world: The region's groups.
         strategy: A kind out of `SURVIVING`.
         survival: The plan's.
@@ -162,8 +162,7 @@ def open_rounds(
         InputError: The strategy cannot survive, the address of the coordinator or a key is wrong.
     """
     assert environment.members is not None, "rounds without members"
-    assert environment.coordinator is not None, "rounds without a coordinator"
-    if strategy.kind not in SURVIVING:
+    if environment.coordinator is not None and strategy.kind not in SURVIVING:
         raise InputError(
             "ISTHMUS_COORDINATOR",
             f"is set, but a {strategy.kind!r} strategy cannot go on when a region is lost",
@@ -183,7 +182,7 @@ def open_rounds(
     rounds = None
     try:
         membership = None
-        if environment.rank == 0:
+        if environment.rank == 0 and environment.coordinator is not None:
             store = open_store(environment.coordinator, identity.calling if identity is not None else None)
             membership = Membership(store, environment.region, environment.members, survival, terms=terms)
         opener = RailOpener(environment, door, strategy.streams, options)

@@ -33,7 +33,7 @@ def train(options: argparse.Namespace) -> None:
         model = cluster.parallelize(ByteGPT(shape))
         optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.1)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, options.steps))
-        with cluster.sync(model, optimizer, also=[schedule]):
+        with cluster.sync(model, optimizer, also=[schedule], checkpoints=options.checkpoints):
             for batch in cluster.batches(dataset, options.batch, steps=options.steps, seed=options.seed):
                 counted = cluster.mode != "off"
                 loss = cluster.step(model, batch, next_byte_loss)
@@ -41,6 +41,8 @@ def train(options: argparse.Namespace) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
                 schedule.step()
+                if counted and options.checkpoint_every and cluster.trained_steps % options.checkpoint_every == 0:
+                    cluster.checkpoint()
                 if counted and options.eval_every and cluster.trained_steps % options.eval_every == 0:
                     report(cluster, float(loss), held_out_loss(cluster, model, held_out, options.eval_windows))
 
@@ -93,6 +95,8 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8, help="sequences a rank and step")
     parser.add_argument("--eval-every", type=int, default=0, help="steps between evaluations; 0 never")
     parser.add_argument("--eval-windows", type=int, default=128, help="held-out windows of an evaluation")
+    parser.add_argument("--checkpoints", help="folder to go on from and to write to")
+    parser.add_argument("--checkpoint-every", type=int, default=0, help="steps between checkpoints; 0 never")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=2e-3)
     return parser.parse_args(arguments)
