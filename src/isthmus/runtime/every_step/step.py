@@ -258,13 +258,15 @@ class StepExchange:
         if not rails or not self._parts:
             return None
         digest = xxhash.xxh3_64_intdigest(repr([(part.number, part.contents) for part in self._parts]).encode())
-        under_way, rail = self._parts[0].under_way, next(iter(rails.values()))
+        under_way = self._parts[0].under_way
         assert under_way is not None
-        if rail.regions == 1:
+        if next(iter(rails.values())).regions == 1:
             return None
         mine = torch.tensor([digest - (1 << 63)], dtype=torch.int64)
+        found: list[torch.Tensor] = []
         try:
-            found = gather(rail, mine, message_tag(_LAYOUTS, under_way.epoch, 0, 0))
+            for rail in rails.values():  # on every rail, so that every rank is answered, whatever rails it has
+                found = gather(rail, mine, message_tag(_LAYOUTS, under_way.epoch, 0, 0))
         except RailError as error:
             return error
         _require_one_layout([int(entry.item()) for entry in found], "the step's gradients hold")
