@@ -36,7 +36,7 @@ def row_of(each: Happened, history: History) -> dict[str, Any]:
     fault = each.fault
     others = [region for region in history.regions() if region != fault.region]
     own = [loss for loss in losses(history) if loss.region == fault.region]
-    lost = [loss.tokens for loss in own if each.began_s - 5.0 <= loss.ended_s <= each.healed_s]
+    lost = [loss.tokens for loss in own if each.began_s - 1.0 <= loss.ended_s <= each.healed_s]
     return asdict(fault) | {
         "healed_s": each.healed_s - each.began_s, "lost_tokens": max([*lost, 0]),
         "idle_s": max((worst_gap_s(history, region, each.began_s, each.healed_s) for region in others), default=0.0),
