@@ -6,7 +6,6 @@ starts again, and with a coordinator it finds its way back into the run.
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from isthmus.errors import InputError, nearest
 from isthmus.plan import load_plan
 from isthmus.runtime.environment import read_members, split_address
-from isthmus.runtime.loopback import RankKey, prepare
+from isthmus.runtime.loopback import RankKey, free_ports, prepare
 
 __all__ = ["HereRequest", "RegionRequest", "RegionState", "parse_regions", "region_command", "run_here"]
 
@@ -224,9 +223,7 @@ def _start(region: RegionState, environments: dict[RankKey, dict[str, str]], req
 
 def _start_coordinator(folder: Path, environments: dict[RankKey, dict[str, str]]) -> "subprocess.Popen[bytes]":
     """The store of this run, on loopback; every rank is told its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     journal = folder / "coordinator.journal"
     journal.unlink(missing_ok=True)
     for environment in environments.values():

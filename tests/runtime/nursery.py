@@ -21,6 +21,7 @@ from torch.utils.data import TensorDataset
 
 import isthmus.runtime  # noqa: F401 - loaded once, before forking
 from isthmus.runtime.cluster import Cluster, join
+from isthmus.runtime.codecs.coding import warm
 
 
 class Crossed(nn.Module):
@@ -74,9 +75,13 @@ def normalised(way: str) -> nn.Module:
 def make(options: dict[str, Any], seed: int) -> tuple[nn.Module, Any]:
     """A model and a function that makes its optimizer."""
     torch.manual_seed(seed)
-    model = Crossed()
-    if "model" in options:
-        model = Blocks() if options["model"] == "blocks" else normalised(options["model"])
+    match options.get("model", "own"):
+        case "own":
+            model = Crossed()
+        case "blocks":
+            model = Blocks()
+        case way:
+            model = normalised(way)
     if options.get("optimizer") == "adamw":
         return model, lambda held: torch.optim.AdamW(held, lr=0.01)
     return model, lambda held: torch.optim.SGD(held, lr=0.05, momentum=0.5)
@@ -190,6 +195,8 @@ def serve(order: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     # The first optimizer loads torch's compiler, seconds of work that four ranks would each do again.
     torch.optim.AdamW(Crossed().parameters())
+    for codec in ("bf16", "int8", "int4"):
+        warm(codec)
     for line in sys.stdin:
         print(json.dumps(serve(json.loads(line))), flush=True)
 

@@ -27,6 +27,7 @@ from isthmus.errors import InputError
 from isthmus.plan import Layout, Plan, Strategy, StrategyKind, Survival, load_plan
 from isthmus.runtime.blocks import Mode, Pace, lay_out, parse_schedule
 from isthmus.runtime.checkpoint import CheckpointError
+from isthmus.runtime.codecs.coding import codec_of, warm
 from isthmus.runtime.courier import Courier
 from isthmus.runtime.environment import RankEnvironment, read_environment
 from isthmus.runtime.every_step.clipping import accumulating, clip_grad_norm_
@@ -80,6 +81,8 @@ def join(plan: Plan | Path | str | None = None, *, timeout_s: float = 120.0) -> 
         "join's timeout_s": f"{timeout_s:g}",
     }
     try:
+        if environment.regions > 1:
+            warm(codec_of(strategy))  # compiled here, where nobody waits for this rank yet
         world = open_world(environment, flat=strategy.kind == "flat", timeout_s=timeout_s)
         with (
             Metrics(environment.metrics_dir, environment.region, environment.rank, trace=environment.trace) as metrics,

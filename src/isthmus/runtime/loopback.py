@@ -3,21 +3,23 @@
 Nothing limits the traffic here; `isthmus try` is the one with a WAN.
 """
 
+import fcntl
 import json
 import os
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from isthmus.plan import Layout, Plan, Prediction, Strategy, save_plan
 
-__all__ = ["LoopbackRun", "RankKey", "lone_plan", "prepare", "start"]
+__all__ = ["LoopbackRun", "RankKey", "free_ports", "lone_plan", "prepare", "start"]
 
+_PORTS = range(10_000, 28_000)
 RankKey = tuple[str, int]
 """Region and rank in it."""
 
@@ -88,11 +90,11 @@ def lone_plan(strategy: Strategy) -> Plan:
 def prepare(regions: dict[str, int], plan: Plan | Strategy, folder: Path) -> dict[RankKey, dict[str, str]]:
     """Write members.json and plan.yaml into `folder`; the environment of each rank, by region and rank.
 
-    Ports are chosen free and then released, so another program could take one in between; the ranks then fail and say so.
+    Ports are chosen free (`free_ports`); should another program take one before its rank does, the rank fails and says so.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ranks = [(region, rank) for region, count in regions.items() for rank in range(count)]
-    ports = _free_ports(len(ranks) + len(regions) + 1)
+    ports = free_ports(len(ranks) + len(regions) + 1)
     rails = {key: f"127.0.0.1:{ports.pop()}" for key in ranks}
     masters = {region: ports.pop() for region in regions}
     members = {
@@ -143,9 +145,37 @@ def start(
     return run
 
 
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in sockets:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in sockets]
+def free_ports(count: int) -> list[int]:
+    """`count` TCP ports of this machine that nothing listens on, to be named now and bound later.
+
+    They lie below those that the kernel gives to outgoing connections (32,768 and up on Linux), and every caller on this
+    machine takes the next ones of one sequence, so that nobody else is given one in the meantime.
+
+    Raises:
+        OSError: There are not so many.
+    """
+    found: list[int] = []
+    with open(Path(tempfile.gettempdir()) / f"isthmus-ports-{os.getuid()}", "a+") as cursor:
+        fcntl.flock(cursor, fcntl.LOCK_EX)
+        cursor.seek(0)
+        said = cursor.read()
+        begin, looked = int(said) if said.isdigit() else 0, 0
+        while len(found) < count:
+            if looked == len(_PORTS):
+                raise OSError(f"found {len(found)} of {count} free ports between {_PORTS.start} and {_PORTS.stop - 1}")
+            port = _PORTS[(begin + looked) % len(_PORTS)]
+            looked += 1
+            if _is_free(port):
+                found.append(port)
+        cursor.truncate(0)
+        cursor.write(str((begin + looked) % len(_PORTS)))
+    return found
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True

@@ -1,13 +1,13 @@
 """All-reduces of regions with unequal numbers of ranks, and repeated ones: real ranks on loopback, rails by generation."""
 
-import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
+
+from isthmus.runtime.loopback import free_ports
 
 pytestmark = pytest.mark.tunnel
 
@@ -119,13 +119,9 @@ sys.exit(f"failed: {failed}" if failed else 0)
 
 def run(counts, generations, codec, dies=None, size=20_011):
     total = max(counts)
-    with contextlib.ExitStack() as stack:
-
-        def port():
-            return stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-
-        ports = [[[port() for _ in range(total)] for _ in counts] for _ in generations]
-        masters = [port() for _ in counts]
+    found = iter(free_ports((len(generations) * total + 1) * len(counts)))
+    ports = [[[next(found) for _ in range(total)] for _ in counts] for _ in generations]
+    masters = list(found)
     job = {"counts": counts, "generations": generations, "codec": codec, "dies": dies, "size": size}
     done = subprocess.run(
         [sys.executable, "-W", "error::FutureWarning", "-c", RANKS, json.dumps(job | {"ports": ports, "masters": masters})],

@@ -1,7 +1,5 @@
 """The exchange between regions: the mean, to the last bit the same everywhere, for any number of regions and any codec."""
 
-import contextlib
-import socket
 import threading
 
 import pytest
@@ -12,6 +10,7 @@ from isthmus.runtime.codecs.feedback import Draft, ErrorFeedback
 from isthmus.runtime.collectives.exchange import ExchangeOptions, exchange_mean, gather
 from isthmus.runtime.environment import Members
 from isthmus.runtime.hashing import fingerprint
+from isthmus.runtime.loopback import free_ports
 from isthmus.runtime.wan.frames import message_tag
 from isthmus.runtime.wan.rail import Rail
 from isthmus.runtime.wan.shape import choose_shares
@@ -19,9 +18,7 @@ from isthmus.runtime.wan.shape import choose_shares
 
 def in_regions(regions, work):
     """`work(rail)` in every region at once, a thread each over real sockets; the results in region order."""
-    with contextlib.ExitStack() as stack:
-        ports = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(regions)]
-    listed = [{"name": f"r{number}", "rails": [f"127.0.0.1:{port}"]} for number, port in enumerate(ports)]
+    listed = [{"name": f"r{number}", "rails": [f"127.0.0.1:{port}"]} for number, port in enumerate(free_ports(regions))]
     members, results = Members.model_validate({"regions": listed}), [None] * regions
 
     def run(region):

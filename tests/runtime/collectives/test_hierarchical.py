@@ -1,15 +1,15 @@
 """The hierarchical all-reduce with real ranks on loopback, and what happens when one of them dies, freezes or disagrees."""
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import pytest
+
+from isthmus.runtime.loopback import free_ports
 
 pytestmark = pytest.mark.tunnel
 
@@ -89,9 +89,7 @@ class Ranks:
     """Real processes, one a rank; `lines` reads what they said."""
 
     def __init__(self, regions, ranks, **job):
-        with contextlib.ExitStack() as stack:
-            servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(regions * (ranks + 1))]
-            ports = [server.getsockname()[1] for server in servers]
+        ports = free_ports(regions * (ranks + 1))
         listed = [{"name": f"r{region}", "rails": [f"127.0.0.1:{ports[region * ranks + rank]}" for rank in range(ranks)]}
                   for region in range(regions)]
         job = {"members": {"regions": listed}, "ranks": ranks, "timeout_s": 60.0, "codec": "none"} | job

@@ -4,11 +4,12 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 
 import pytest
+
+from isthmus.runtime.loopback import free_ports
 
 pytestmark = pytest.mark.tunnel
 
@@ -19,6 +20,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from isthmus.plan import Strategy
+from isthmus.runtime.codecs.coding import warm
 from isthmus.runtime.courier import Courier
 from isthmus.runtime.environment import Members, RankEnvironment
 from isthmus.runtime.every_step.fsdp import attach_fsdp
@@ -36,6 +38,8 @@ from isthmus.runtime.wan.rail import RailOptions
 from isthmus.runtime.world import gather_numbers, open_world
 
 torch.optim.AdamW([nn.Parameter(torch.zeros(1))])  # the first one loads torch's compiler: once, not in every rank
+for job in json.loads(sys.argv[1]):
+    warm(job["codec"])
 
 class Scripted:
     '''Rounds that fail as `job["fails"]` says: by round, how (late: everything had come in; early: before), and who goes on.'''
@@ -175,17 +179,12 @@ sys.exit(f"failed: {failed}" if failed else 0)
 
 
 def job_of(way, codec, fails=None, *, counts=(2, 2), steps=4, newcomer=False):
-    with contextlib.ExitStack() as stack:
-
-        def port():
-            return stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-
-        regions = [
-            {"name": f"r{region}", "rails": [f"127.0.0.1:{port()}" for _ in range(ranks)]} for region, ranks in enumerate(counts)
-        ]
-        masters = [port() for _ in counts]
+    ports = iter(free_ports(sum(counts) + len(counts)))
+    regions = [
+        {"name": f"r{region}", "rails": [f"127.0.0.1:{next(ports)}" for _ in range(ranks)]} for region, ranks in enumerate(counts)
+    ]
     job = {"way": way, "codec": codec, "fails": fails or {}, "steps": steps, "newcomer": newcomer}
-    return {**job, "members": {"regions": regions}, "masters": masters}
+    return {**job, "members": {"regions": regions}, "masters": list(ports)}
 
 
 def launch(*jobs):

@@ -1,8 +1,6 @@
 """Pipelines over real rails, a thread a region: equal to one process that accumulates the same micro-batches."""
 
-import contextlib
 import copy
-import socket
 import threading
 
 import pytest
@@ -13,6 +11,7 @@ from isthmus.errors import InputError
 from isthmus.plan import Strategy
 from isthmus.runtime.environment import Members
 from isthmus.runtime.hashing import ReplicaMismatchError
+from isthmus.runtime.loopback import free_ports
 from isthmus.runtime.pipeline.model import PipelinedModel
 from isthmus.runtime.pipeline.orders import Depth, in_flight, order
 from isthmus.runtime.wan.frames import PeerLostError
@@ -38,10 +37,8 @@ def one_thread():
 
 def in_regions(regions, work, timeout_s=20.0):
     """`work(rail)` in every region at once, a thread each over real sockets; what each returned or raised."""
-    with contextlib.ExitStack() as stack:
-        ports = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(regions)]
-    names = ("east", "north", "west")
-    listed = [{"name": name, "rails": [f"127.0.0.1:{port}"]} for name, port in zip(names, ports, strict=False)]
+    ports = zip(("east", "north", "west"), free_ports(regions), strict=False)
+    listed = [{"name": name, "rails": [f"127.0.0.1:{port}"]} for name, port in ports]
     members, results = Members.model_validate({"regions": listed}), [None] * regions
 
     def run(region):

@@ -13,7 +13,7 @@ same whatever the number of regions.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,7 @@ from isthmus.runtime.codecs.coding import Codec, combine, decode, encode, encode
 from isthmus.runtime.codecs.feedback import Feedback
 from isthmus.runtime.wan.rail import Rail, Ticket
 
-__all__ = ["Buffers", "Exchange", "ExchangeOptions", "exchange_mean", "gather"]
+__all__ = ["Buffers", "Exchange", "ExchangeOptions", "exchange_mean", "gather", "gather_on_all"]
 
 _PHASE = 1 << 16
 _BLOCK = 1 << 15
@@ -81,14 +81,21 @@ def exchange_mean(
 
 def gather(rail: Rail, values: torch.Tensor, tag: int) -> list[torch.Tensor]:
     """`values` of every region, in region order; all have the same shape and dtype. For small things such as weights."""
-    found = [values if region == rail.region else torch.empty_like(values) for region in range(rail.regions)]
-    peers = _peers(rail)
-    tickets = [rail.receive(peer, tag, found[peer]) for peer in peers] + [
-        rail.send(peer, tag, values) for peer in peers
-    ]
+    return gather_on_all([rail], values, tag)[0]
+
+
+def gather_on_all(rails: Iterable[Rail], values: torch.Tensor, tag: int) -> list[list[torch.Tensor]]:
+    """`gather` on several rails at once: what every rail's peers sent on it, in the order of `rails`."""
+    everything: list[list[torch.Tensor]] = []
+    tickets: list[Ticket] = []
+    for rail in rails:
+        found = [values if region == rail.region else torch.empty_like(values) for region in range(rail.regions)]
+        peers = _peers(rail)
+        tickets += [rail.receive(peer, tag, found[peer]) for peer in peers] + [rail.send(peer, tag, values) for peer in peers]
+        everything.append(found)
     for ticket in tickets:
         ticket.wait()
-    return found
+    return everything
 
 
 class Buffers:

@@ -17,7 +17,7 @@ import torch
 import xxhash
 
 from isthmus.plan import Strategy
-from isthmus.runtime.collectives.exchange import gather
+from isthmus.runtime.collectives.exchange import gather_on_all
 from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, Rails, UnderWay
 from isthmus.runtime.federation.agreement import CONTROL_TAGS, Federation
 from isthmus.runtime.federation.generation import Generation
@@ -260,16 +260,14 @@ class StepExchange:
         digest = xxhash.xxh3_64_intdigest(repr([(part.number, part.contents) for part in self._parts]).encode())
         under_way = self._parts[0].under_way
         assert under_way is not None
-        if next(iter(rails.values())).regions == 1:
-            return None
         mine = torch.tensor([digest - (1 << 63)], dtype=torch.int64)
-        found: list[torch.Tensor] = []
         try:
-            for rail in rails.values():  # on every rail, so that every rank is answered, whatever rails it has
-                found = gather(rail, mine, message_tag(_LAYOUTS, under_way.epoch, 0, 0))
+            # On all rails: of unequal regions, a rank here may carry two whose peers carry one each and wait for its word.
+            found = gather_on_all(rails.values(), mine, message_tag(_LAYOUTS, under_way.epoch, 0, 0))
         except RailError as error:
             return error
-        _require_one_layout([int(entry.item()) for entry in found], "the step's gradients hold")
+        for entries in found:
+            _require_one_layout([int(entry.item()) for entry in entries], "the step's gradients hold")
         return None
 
     def _agree(self, part: Part) -> None:
