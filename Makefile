@@ -7,7 +7,7 @@ FABRIC ?= examples/shenzhen-shanghai.yaml
 SEED ?= 0
 WORKLOAD ?= examples/workloads/llama-3-8b-256k.yaml
 
-.PHONY: try test test-tunnel check bench bench-peers quality chaos chaos-sample clean help
+.PHONY: try test test-tunnel check bench bench-peers quality chaos chaos-sample fuzz clean help
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -56,6 +56,10 @@ chaos: $(STAMP)
 ## make chaos-sample  20 of them, for CI
 chaos-sample: $(STAMP)
 	$(BIN)/python benchmarks/chaos/run.py --sample --seed $(SEED)
+
+## make fuzz     10^6 frames, good, damaged and invented, into the frame reader (some minutes); SEED=n draws others
+fuzz: $(STAMP)
+	$(BIN)/python benchmarks/fuzz_frames.py --seed $(SEED)
 
 ## make clean    remove the environment and caches
 clean:

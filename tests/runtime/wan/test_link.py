@@ -269,3 +269,23 @@ def test_a_rail_of_three_regions_can_lose_one_while_the_others_talk(wan):
 def test_rail_options_state_when_a_peer_counts_as_lost():
     options = RailOptions()
     assert options.detect_s == 5.0
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_what_a_peer_received_before_its_goodbye_counts_as_sent(wan, tls):
+    # The peer closes the moment its message is whole, before its receiver has got round to anything else.
+    with wan.rails(tls=tls, streams=2) as (left, right):
+        inbox = only_link(right).inbox
+        landed = inbox.landed
+        inbox.landed = lambda landing: (landed(landing), time.sleep(0.1))
+        outbox = only_link(left).outbox
+        handed = outbox.handed
+        outbox.handed = lambda chunk: (time.sleep(0.4), handed(chunk))  # nor has our sender, when the goodbye comes
+        message, into = pattern(40_003, 5), torch.zeros(40_003, dtype=torch.uint8)
+        ticket = right.receive(0, 4, into)
+        sent = left.send(1, 4, message)
+        ticket.wait()
+        threading.Thread(target=right.close).start()
+        sent.wait()
+        sent.release()
+        assert torch.equal(into, message)

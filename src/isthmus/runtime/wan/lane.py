@@ -211,9 +211,11 @@ class Lane:
         except BaseException:
             self._inbox.abandon(landing)
             raise
-        self._inbox.landed(landing)
         self._received.add(frame.length)
+        # Before the message can be done: whoever waits for it may close the link at once, and the goodbye takes with it
+        # the acknowledgement of all that was counted.
         self._landed += 1
+        self._inbox.landed(landing)
         self._outbox.poke(self._slot)
 
     def _fill(self, frame: Frame, landing: Landing) -> None:

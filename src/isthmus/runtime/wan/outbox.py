@@ -60,9 +60,10 @@ class Ticket:
         self._until(self.free or self._event.wait, timeout_s)
 
     def finish(self, error: Exception | None = None) -> None:
-        """Release the waiters; an error stays."""
-        self._error = self._error or error
-        self._event.set()
+        """Release the waiters; what came first stays."""
+        if not self._event.is_set():
+            self._error = self._error or error
+            self._event.set()
 
     def _until(self, ready: Callable[[float], bool], timeout_s: float | None) -> None:
         started_s = time.monotonic()
@@ -143,6 +144,7 @@ class Outbox:
         self._turns: deque[int] = deque()
         self._again: deque[Chunk] = deque()
         self._open: set[Outgoing] = set()
+        self._broken: set[Outgoing] = set()  # failed, but a thread still reads the buffer
         self._unhanded = 0
         self._closing = False
         self._error: Exception | None = None
@@ -239,7 +241,8 @@ class Outbox:
         message = chunk.message
         chunk.busy = False
         message.busy -= 1
-        if self._error is not None and not message.busy:
+        if message in self._broken and not message.busy:
+            self._broken.remove(message)
             message.ticket.finish(self._error)
 
     def _check_handed(self, message: Outgoing) -> None:
@@ -343,6 +346,7 @@ class Outbox:
                 self.busy_s += time.monotonic() - self._busy_since_s
                 self._unhanded = 0
             broken = [message for message in self._open if not message.busy]
+            self._broken |= {message for message in self._open if message.busy}
             self._open.clear()
             self._settled.notify_all()
             self._wake_all()
