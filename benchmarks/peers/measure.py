@@ -16,9 +16,9 @@ from window import TOKENS_PER_STEP
 
 from isthmus.emulate import EmulatedLink, LinkCounters, open_tunnel
 
-__all__ = ["LINK", "PHASES", "STEPS", "STEP_S", "Run", "measure"]
+__all__ = ["PHASES", "RECOVERY_LIMIT_S", "RTT_S", "STEPS", "STEP_S", "Run", "measure"]
 
-LINK = {"rate_bytes_per_s": 62.5e6, "rtt_s": 0.020}
+RTT_S = 0.020
 STEPS, STEP_S = 5, 0.1
 PHASES = ("inside", "between")  # half of a sync's bytes are on the wire; half of a window is trained
 WARM = 1  # the first sync opens connections; later ones are measured
@@ -89,9 +89,9 @@ class Events:
         return all(any(found["window"] == window for found in self.of(region, event)) for region in (HOME, AWAY))
 
 
-def measure(contender: Contender, phase: str) -> Run:
+def measure(contender: Contender, phase: str, rate_bytes_per_s: float) -> Run:
     """Carry out one run in a tunnel of its own."""
-    link = EmulatedLink(between=(HOME, AWAY), **LINK)
+    link = EmulatedLink(between=(HOME, AWAY), rate_bytes_per_s=rate_bytes_per_s, rtt_s=RTT_S)
     with open_tunnel({HOME: 1, AWAY: 1}, [link]) as tunnel:
         folder = Path(tunnel.folder)
         started = start(tunnel, contender, folder, STEPS, STEP_S)

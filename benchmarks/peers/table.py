@@ -3,16 +3,16 @@
 import statistics
 from collections.abc import Sequence
 
-from measure import LINK, PHASES, RECOVERY_LIMIT_S, STEP_S, STEPS, Run
+from measure import PHASES, RECOVERY_LIMIT_S, RTT_S, STEP_S, STEPS, Run
 
 __all__ = ["show"]
 
 GOALS = (("isthmus int4", "sync", 3.0), ("isthmus fp32", "sync", 1.0), ("isthmus fp32", "recovery", 3.0))
 
 
-def limit_s(size_bytes: float) -> float:
+def limit_s(size_bytes: float, rate_bytes_per_s: float) -> float:
     """The least a sync of `size_bytes` each way takes on the link."""
-    return size_bytes / (LINK["rate_bytes_per_s"] * 1448 / 1500) + LINK["rtt_s"] / 2
+    return size_bytes / (rate_bytes_per_s * 1448 / 1500) + RTT_S / 2
 
 
 def median_sync_s(runs: Sequence[Run], name: str) -> float:
@@ -26,12 +26,11 @@ def median_recovery_s(runs: Sequence[Run], name: str, phase: str) -> float:
     return statistics.median(float("inf") if seconds is None else seconds for seconds in found)
 
 
-def show(runs: Sequence[Run], versions: dict[str, dict[str, str]]) -> int:
+def show(runs: Sequence[Run], versions: dict[str, dict[str, str]], rate_bytes_per_s: float) -> int:
     """Print the table and the goals; 1 when one is missed."""
-    rate = LINK["rate_bytes_per_s"] * 8e-6
-    print(f"\n100 MB of float32 between two regions, {rate:g} Mb/s and {LINK['rtt_s'] * 1e3:g} ms; "
+    print(f"\n100 MB of float32 between two regions, {rate_bytes_per_s * 8e-6:g} Mb/s and {RTT_S * 1e3:g} ms; "
           f"window {STEPS} steps of {STEP_S:g} s")
-    print(f"limit of a sync in fp32 {limit_s(1e8):.2f} s; " + "; ".join(
+    print(f"limit of a sync in fp32 {limit_s(1e8, rate_bytes_per_s):.2f} s; " + "; ".join(
         f"{peer} {found[peer]} on torch {found['torch']}" for peer, found in versions.items()))
     phases = [phase for phase in PHASES if any(run.phase == phase for run in runs)]
     head = f"{'':20s} {'sync s (spread)':22s} {'MB one way':>10s}"
