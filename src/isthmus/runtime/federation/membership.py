@@ -7,7 +7,6 @@ does not fail, save `begin` and `rest`, which touch memory only: while the store
 
 import json
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -18,14 +17,13 @@ from typing import Final, TypeVar
 
 from isthmus.errors import InputError
 from isthmus.plan import Survival
-from isthmus.runtime.environment import Members, split_address
+from isthmus.runtime.environment import Members
 from isthmus.runtime.federation.decisions import (
     Ask,
     Follow,
     Form,
     Join,
     Record,
-    Rules,
     Stall,
     View,
     best_branch,
@@ -34,8 +32,9 @@ from isthmus.runtime.federation.decisions import (
     holders,
 )
 from isthmus.runtime.federation.generation import Generation
-from isthmus.runtime.federation.ledger import Ledger, dump, read_view
-from isthmus.runtime.federation.reach import Probe, Reach, probe
+from isthmus.runtime.federation.ledger import dump, read_view
+from isthmus.runtime.federation.presence import PROBE_S, Presence
+from isthmus.runtime.federation.reach import Reach
 from isthmus.runtime.federation.store import Store, StoreLostError, StoreRefusedError
 from isthmus.runtime.wan.frames import PeerLostError
 
@@ -45,7 +44,6 @@ T = TypeVar("T")
 WATCH_S: Final = 10.0
 LOOK_S: Final = 0.5
 SAY_S: Final = 10.0
-PROBE_S: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +75,7 @@ class Regrouped:
     why: str = ""
 
 
-class Membership:
+class Membership(Presence):
     """The region's membership. `enter` first; all methods but `leave` may raise `InputError` once the place is lost for good.
 
     Args:
@@ -104,20 +102,12 @@ class Membership:
         terms: Mapping[str, str] | None = None,
         run: str = "run",
     ) -> None:
-        names = tuple(entry.name for entry in members.regions)
-        self.region, self.survival = region, survival
-        self.rules = Rules(order=names, start_regions=survival.start_regions or len(names), on_partition=survival.on_partition)
+        super().__init__(store, region, members, survival, run)
         self.on_regroup: Callable[[Generation], None] = _ignore
-        self.probe: Probe = probe
-        self.say: Callable[[str], None] = self._print
-        self._store, self._ledger, self._terms = store, Ledger(run), dict(terms or {})
-        self._addresses = {entry.name: [split_address(rail) for rail in entry.rails] for entry in members.regions}
+        self._terms = dict(terms or {})
         self._guard = threading.Lock()
-        self._stopping = threading.Event()
-        self._probers = ThreadPoolExecutor(max_workers=max(4, len(names)), thread_name_prefix="isthmus-probe")
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="isthmus-aside")
         self._threads: list[threading.Thread] = []
-        self._incarnation, self._lease, self._registered = "", 0, False
         self._view, self._revision = View(), 0
         self._generation: Generation | None = None
         self._standing = Standing()
@@ -125,9 +115,7 @@ class Membership:
         self._recorded: tuple[str, int] | None = None
         self._superseded = False
         self._reachable: dict[str, bool] = {}
-        self._fatal: Exception | None = None
         self._progress_written = -1
-        self.store_lost = False
 
     def enter(self) -> Generation:
         """Find this region's place: in the first generation, or as a newcomer to one that runs; waits for it.
@@ -234,18 +222,6 @@ class Membership:
             thread.join(2.0)
 
     # Entering.
-
-    def _register(self) -> None:
-        while True:
-            try:
-                if not self._lease:
-                    self._lease = self._store.grant(self.survival.detect_s)
-                incarnation = self._incarnation
-                self._store.txn({}, {self._ledger.live(self.region): incarnation}, lease=self._lease)
-                self._registered = incarnation == self._incarnation
-                return
-            except StoreRefusedError:  # the lease has ended meanwhile
-                self._lease = 0
 
     def _check_terms(self) -> None:
         text = json.dumps(self._terms, sort_keys=True)
@@ -574,7 +550,7 @@ class Membership:
             and self._view.live.get(region) == join.incarnation
         )
 
-    # Reaching the store and the others.
+    # Looking.
 
     def _look(self) -> tuple[View, int]:
         listing = self._store.list(self._ledger.prefix)
@@ -590,46 +566,6 @@ class Membership:
             return
         if listing is not None:
             self._see(read_view(self._ledger, listing), listing.revision)
-
-    def _put(self, key: str, value: str, revision: int | None = None) -> None:
-        """An entry of this region, on its lease, where it is at `revision`; a lease that has ended is replaced."""
-        compares = {} if revision is None else {key: revision}
-        try:
-            self._store.txn(compares, {key: value}, lease=self._lease)
-        except StoreRefusedError:
-            self._lease = 0
-            self._register()
-            self._store.txn(compares, {key: value}, lease=self._lease)
-
-    def _patiently(self, work: Callable[[], None]) -> None:
-        """Through a loss of the store; without one under `continue`, which then finds it lost again and goes alone."""
-        while not self._stopping.is_set():
-            try:
-                return work()
-            except StoreLostError as error:
-                if self.rules.on_partition == "continue":
-                    return None
-                self.say(f"{error}; syncs wait for it, training goes on")
-        return None
-
-    def _quietly(self, work: Callable[[], object]) -> None:
-        with suppress(StoreLostError, StoreRefusedError):
-            work()
-
-    def _reach(self, regions: Collection[str]) -> dict[str, Reach]:
-        others = [region for region in regions if region != self.region]
-        jobs = {region: self._probers.submit(self.probe, self._addresses[region], PROBE_S) for region in others}
-        found: dict[str, Reach] = {region: job.result() for region, job in jobs.items()}
-        if self.region in regions:
-            found[self.region] = "open"
-        return found
-
-    def _print(self, text: str) -> None:
-        print(f"isthmus {self.region}: {text}", file=sys.stderr, flush=True)
-
-    def _raise_fatal(self) -> None:
-        if self._fatal is not None:
-            raise self._fatal
 
 
 def _ignore(_: Generation) -> None:
