@@ -16,7 +16,7 @@ from hivemind.utils import get_dht_time
 from window import Record, Settings, Trained, read_settings
 
 OPTIMIZER_AVERAGING_TIMEOUT_S = 60.0  # hivemind.Optimizer's default
-MATCHMAKING_S = 1.0
+MATCHMAKING_S = 2.0
 
 
 def meet(settings: Settings) -> hivemind.DHT:
@@ -46,7 +46,7 @@ def main() -> None:
     if limit_s is not None:
         options = {
             "target_group_size": 2, "min_matchmaking_time": MATCHMAKING_S, "request_timeout": MATCHMAKING_S / 2,
-            "next_chunk_timeout": limit_s, "sender_timeout": limit_s, "reducer_timeout": limit_s,
+            "next_chunk_timeout": limit_s, "sender_timeout": limit_s,  # reducers must wait longer; by default twice as long
         }
     averager = DecentralizedAverager([*model.bulk], meet(settings), start=True, prefix="peers", **options)
     controls: dict[int, Any] = {}

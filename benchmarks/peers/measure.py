@@ -109,6 +109,8 @@ def measure(contender: Contender, phase: str, rate_bytes_per_s: float) -> Run:
                 before = wire().wire_bytes
                 require(events.wait("sync", lambda w=window: events.both("synced", w), SYNC_LIMIT_S), f"sync {window}", started)
                 counted.append(wire().wire_bytes - before)
+                apart = [region for region in (HOME, AWAY) for found in events.of(region, "synced") if found.get("alone")]
+                require(window < WARM or not apart, f"an average of both regions in window {window}", started)
             wire_bytes = statistics.median(counted[WARM:])
             share = strike(events, started, phase, wire_bytes, lambda: wire().wire_bytes)
             return conclude(events, contender, phase, wire_bytes, share)

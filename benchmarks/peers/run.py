@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", action="append", help="a contender's name, or the beginning of it")
     parser.add_argument("--phase", choices=PHASES, help="only this place of the fault")
-    parser.add_argument("--rate", type=float, default=500.0, help="of the link, Mb/s; --json and --append: one file a rate")
+    parser.add_argument("--rate", type=float, default=200.0, help="of the link, Mb/s; --json and --append: one file a rate")
     parser.add_argument("--json", type=Path, help="write all runs there")
     parser.add_argument("--append", action="store_true", help="keep the runs that --json holds already, and count them in")
     arguments = parser.parse_args()

@@ -21,8 +21,8 @@ def median_sync_s(runs: Sequence[Run], name: str) -> float:
 
 
 def median_recovery_s(runs: Sequence[Run], name: str, phase: str) -> float:
-    """Median recovery; runs that did not recover count as endless."""
-    found = [run.recovery_s for run in runs if run.contender == name and run.phase == phase]
+    """Median recovery; runs that did not recover, or were not made, count as endless."""
+    found = [run.recovery_s for run in runs if run.contender == name and run.phase == phase] or [None]
     return statistics.median(float("inf") if seconds is None else seconds for seconds in found)
 
 
