@@ -115,7 +115,7 @@ def main() -> int:
     print(f"chaos: seed {arguments.seed}, files in {folder}", file=sys.stderr)
     outcomes: list[Outcome] = []
     calm: dict[int, float] = {}
-    rounds = rounds_of(per_run, shrink)
+    rounds = rounds_of(max(len(each.faults) for each in scenarios), shrink)
     for scenario in scenarios:
         print(f"run {scenario.number}: {describe(scenario)}", file=sys.stderr, flush=True)
         if not arguments.no_calm and len(scenario.regions) not in calm:
