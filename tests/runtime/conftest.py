@@ -20,7 +20,7 @@ class Outcome:
     """How a run of several ranks ended.
 
     Attributes:
-        codes: Exit code of each rank, regions laid end to end; 999 for one that hung.
+        codes: Exit code of each rank, regions laid end to end; -19 for one that stopped itself, 999 for one that hung.
         seconds: From the first fork to the last end.
         logs: What each rank wrote.
         parameters: The flat final parameters of each rank that saved them.
@@ -35,6 +35,10 @@ class Outcome:
 
     def hashes(self) -> set[str]:
         return {row["hash"] for rows in self.metrics for row in rows if row["kind"] == "end"}
+
+    def said(self) -> list[dict[str, Any]]:
+        """The JSON objects that ranks wrote, a line each."""
+        return [json.loads(line) for log in self.logs for line in log.splitlines() if line.startswith("{")]
 
     def succeeded(self) -> "Outcome":
         assert set(self.codes) == {0}, "\n".join(self.logs)
@@ -51,6 +55,7 @@ class Nursery:
         self,
         strategy: Strategy,
         *,
+        scenario: str = "train",
         regions: dict[str, int] | None = None,
         blocks: str = "",
         zero: int = 0,
@@ -71,7 +76,7 @@ class Nursery:
             for (region, rank), environment in environments.items()
         ]
         order = {
-            "scenario": "train",
+            "scenario": scenario,
             "ranks": ranks,
             "options": {"steps": 10, "batch": 6, **options},
             "timeout_s": timeout_s,
@@ -96,7 +101,7 @@ class Nursery:
 @pytest.fixture(scope="session")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("nursery.py"))],
+        [sys.executable, "-W", "error::FutureWarning", str(Path(__file__).with_name("nursery.py"))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,7 +1,8 @@
 """A process that has torch loaded and forks ranks from itself, so that a test with four ranks costs no four imports.
 
 Reads one JSON object a line: {"scenario", "ranks": [{"environment", "log"}], "options", "timeout_s", "kill": [rank, step]};
-answers one: {"codes": [...], "seconds"}. Ranks run a scenario below. Not a test itself; conftest.py starts it.
+answers one: {"codes": [...], "seconds"}. Ranks run one of SCENARIOS. A rank that has stopped itself is waited for no longer than
+the others. Not a test itself; conftest.py starts it.
 """
 
 import contextlib
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from collectives import reducing
+from every_step import scripted
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import TensorDataset
@@ -152,7 +155,13 @@ def disturb(cluster: Cluster, model: nn.Module, options: dict[str, Any], number:
             next(model.parameters()).view(-1).view(torch.int32)[0] ^= 1
 
 
-SCENARIOS = {"train": train}
+SCENARIOS = {
+    "train": train,
+    "steps": scripted.steps,
+    "all_reduce": reducing.all_reduce,
+    "again": reducing.again,
+    "lose": reducing.lose,
+}
 
 
 def run_rank(order: dict[str, Any], rank: dict[str, Any]) -> int:
@@ -178,17 +187,19 @@ def serve(order: dict[str, Any]) -> dict[str, Any]:
             sys.stderr.flush()
             os._exit(code)
         pids.append(pid)
-    while len(codes) < len(pids):
+    stopped: set[int] = set()
+    while len(codes) + len(stopped) < len(pids) and time.monotonic() - begun < order["timeout_s"]:
         for pid in [pid for pid in pids if pid not in codes]:
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
+            done, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
+            if done and os.WIFSTOPPED(status):
+                stopped.add(pid)
+            elif done:
                 codes[pid] = os.waitstatus_to_exitcode(status)
-        if time.monotonic() - begun > order["timeout_s"]:
-            for pid in [pid for pid in pids if pid not in codes]:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                codes[pid] = 999  # hung
         time.sleep(0.01)
+    for pid in [pid for pid in pids if pid not in codes]:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        codes[pid] = -signal.SIGSTOP if pid in stopped else 999  # hung
     return {"codes": [codes[pid] for pid in pids], "seconds": time.monotonic() - begun}
 
 
@@ -199,6 +210,7 @@ def main() -> None:
         warm(codec)
     for line in sys.stdin:
         print(json.dumps(serve(json.loads(line))), flush=True)
+    os._exit(0)  # taking torch apart costs seconds, and there is nothing left to save
 
 
 if __name__ == "__main__":

@@ -10,14 +10,10 @@ import pytest
 
 from isthmus.plan import Strategy
 from isthmus.runtime import world
+from isthmus.runtime.loopback import free_ports
 from isthmus.runtime.world import open_store
 
 WAIT = timedelta(seconds=10)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def listening(port: int) -> set[str]:
@@ -33,7 +29,7 @@ def listening(port: int) -> set[str]:
 
 
 def test_the_store_listens_on_its_address_only_and_serves_there() -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     served = open_store(("127.0.0.1", port), 2, serves=True, timeout=WAIT)
     assert listening(port) == {"0100007F"}
     joined = open_store(("127.0.0.1", port), 2, serves=False, timeout=WAIT)
@@ -48,7 +44,7 @@ def test_where_the_address_is_not_this_hosts_the_store_says_that_it_listens_ever
         raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
 
     monkeypatch.setattr(world, "open_listener", foreign)
-    port = free_port()
+    (port,) = free_ports(1)
     held = open_store(("127.0.0.1", port), 1, serves=True, timeout=WAIT)
     assert listening(port) - {"0100007F"}
     assert f"it listens on EVERY interface, port {port}" in capfd.readouterr().err

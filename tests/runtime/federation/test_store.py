@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,16 +19,9 @@ from isthmus.errors import InputError
 from isthmus.runtime.federation.coordinator import serving
 from isthmus.runtime.federation.journal import Journal
 from isthmus.runtime.federation.store import Store, StoreLostError, StoreRefusedError, open_store
+from isthmus.runtime.loopback import free_ports
 
 needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed (Debian: etcd-server)")
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in sockets:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in sockets]
 
 
 class Etcd:

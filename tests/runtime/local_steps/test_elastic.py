@@ -1,8 +1,6 @@
 """Regions that come back, come late or come with nothing; and local steps over the real rounds of the federation."""
 
-import contextlib
 import json
-import socket
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +16,7 @@ from isthmus.runtime.federation.rounds import Rounds
 from isthmus.runtime.hashing import fingerprint
 from isthmus.runtime.local_steps.link import RoundsLink, gather_shards
 from isthmus.runtime.local_steps.sync import LocalSync
+from isthmus.runtime.loopback import free_ports
 from isthmus.runtime.wan.rail import Rail
 from isthmus.runtime.world import World
 
@@ -213,9 +212,7 @@ def test_shards_dealt_to_ranks_by_their_number_come_back_in_order(ranks: int, sh
 def test_over_real_rounds_and_rails_the_result_is_that_of_the_script(world: Any, grace: float | None) -> None:
     # Two regions over sockets and `Rounds` without a store; the bits of the threads' mail boxes.
     rule = world.strategy(4, 3, NESTEROV, fragments=2, codec="int4", weight="tokens")
-    with contextlib.ExitStack() as stack:
-        ports = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(2)]
-    listed = [{"name": f"r{number}", "rails": [f"127.0.0.1:{port}"]} for number, port in enumerate(ports)]
+    listed = [{"name": f"r{number}", "rails": [f"127.0.0.1:{port}"]} for number, port in enumerate(free_ports(2))]
     members = Members.model_validate({"regions": listed})
 
     def train(region: int, link: Any, grace_s: float | None) -> Any:

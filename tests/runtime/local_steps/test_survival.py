@@ -3,7 +3,6 @@
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from isthmus.runtime.loopback import free_ports
 
 pytestmark = [pytest.mark.tunnel, pytest.mark.timeout(240)]
 REGION = Path(__file__).with_name("region.py")
@@ -22,9 +23,7 @@ class Run:
 
     def __init__(self, folder: Path, names: str, **order: Any) -> None:
         self.folder, self.names = folder, names
-        with contextlib.ExitStack() as stack:
-            sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(len(names) + 1)]
-            ports = [listener.getsockname()[1] for listener in sockets]
+        ports = free_ports(len(names) + 1)
         rails = [{"name": name, "rails": [f"127.0.0.1:{port}"]} for name, port in zip(names, ports[1:], strict=True)]
         (folder / "members.json").write_text(json.dumps({"regions": rails}))
         listen = f"127.0.0.1:{ports[0]}"

@@ -280,7 +280,7 @@ class HierarchicalReducer:
 
     def _segments(self, flat: torch.Tensor) -> list[Segment]:
         size = self._options.segment_bytes
-        count = -(-flat.nbytes // size) if size else max(1, min(16, flat.nbytes >> 20), -(-flat.nbytes >> 22))
+        count = max(1, -(-flat.nbytes // size) if size else max(min(16, flat.nbytes >> 20), -(-flat.nbytes >> 22)))
         step = max(1, -(-flat.numel() // (count * self._total))) * self._total
         place = Place(self._rank, self._ranks, self._total)
         return [Segment(flat[start : start + step], start, place) for start in range(0, flat.numel(), step)]

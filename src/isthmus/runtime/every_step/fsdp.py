@@ -129,7 +129,7 @@ def _check(model: nn.Module, federation: Federation, mesh: DeviceMesh) -> None:
         raise InputError(
             "attach_fsdp",
             f"the mesh {mesh.mesh.tolist()} is not the region's {environment.world_size} ranks in order, in one or two axes",
-            "e.g. init_device_mesh('cpu', (ranks,)), or (replicas, shards)",
+            "e.g. init_device_mesh('cpu', (ranks,)), or ('cpu', (replicas, shards), mesh_dim_names=('replica', 'shard'))",
         )
     for name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
