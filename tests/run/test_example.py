@@ -1,7 +1,6 @@
 """examples/train.py, unchanged, under every kind of plan; real ranks over loopback."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,7 @@ def test_the_same_script_trains_under_every_plan(way: str, tmp_path: Path) -> No
     }
     losses = [row["loss"] for row in rows["west-0"] if row["kind"] == "step"]
     assert len(losses) == 24
-    assert losses[-1] < losses[0] - 0.3 < math.log(256)
+    assert losses[-1] < losses[0] - 0.3
     hashes = {name: found[-1]["hash"] for name, found in rows.items()}
     if way == "pipeline":  # a stage a region
         assert hashes["east-0"] == hashes["east-1"] != hashes["west-0"] == hashes["west-1"]

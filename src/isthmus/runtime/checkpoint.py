@@ -23,9 +23,6 @@ from typing import Any
 import numpy
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load as load_shared
-from torch.distributed.checkpoint.state_dict_saver import save as save_shared
 
 from isthmus.errors import InputError
 
@@ -83,6 +80,9 @@ def save(place: Path, parts: Parts, group: dist.ProcessGroup | None) -> None:
     Raises:
         CheckpointError: It could not be written, on this rank or another; nothing is left of it.
     """
+    from torch.distributed.checkpoint.api import CheckpointException  # not above: they cost every rank a second to import
+    from torch.distributed.checkpoint.state_dict_saver import save as save_shared
+
     partial = place.with_name(place.name + _PARTIAL)
     failure = ""
     try:
@@ -116,6 +116,9 @@ def load(place: Path, shared: dict[str, Any], group: dist.ProcessGroup | None) -
     Raises:
         InputError: It is no whole checkpoint, or one of another model or optimizer.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_loader import load as load_shared
+
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from isthmus.errors import InputError
 from isthmus.runtime.checkpoint import (
@@ -60,6 +59,8 @@ class RunState:
         Raises:
             CheckpointError: It could not be written whole; training may go on, and earlier ones stand.
         """
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
         environment = self.session.federation.environment
         place = step_folder(folder, self.session.pace.trained, environment.region)
         with self.session.paused():  # reading an optimizer that has not stepped makes it take an empty step
@@ -97,6 +98,8 @@ class RunState:
         return found.step
 
     def _load(self, found: Found) -> None:
+        from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
         with self.session.paused():
             model, optimizer = get_state_dict(self.model, self.optimizer)
             shared: dict[str, Any] = {"model": model, "optimizer": optimizer}

@@ -6,13 +6,17 @@ all find the same one to the last bit. Torch's own norm depends on the width of 
 
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
+
+from isthmus.runtime.every_step.shards import in_shards, units
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 __all__ = ["accumulating", "clip_grad_norm_", "square_sum"]
 
@@ -44,22 +48,22 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> float:
     knows its own shards only.
     """
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    whole = square_sum(gradient for gradient in gradients if not isinstance(gradient, DTensor))
-    sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+    whole = square_sum(gradient for gradient in gradients if not in_shards(gradient))
+    sharded = [gradient for gradient in gradients if in_shards(gradient)]
     if sharded:
         whole += _region_sum(sharded)
     norm = whole**0.5
     factor = max_norm / (norm + 1e-6)
     if not factor >= 1.0:  # also where the norm is no number, as torch does
         for gradient in gradients:
-            (gradient.to_local() if isinstance(gradient, DTensor) else gradient).mul_(factor)
+            (gradient.to_local() if in_shards(gradient) else gradient).mul_(factor)
     return norm
 
 
-def _region_sum(gradients: list[DTensor]) -> float:
+def _region_sum(gradients: "list[DTensor]") -> float:
     """Sum over the ranks that hold the shards, in rank order."""
     mesh = gradients[0].device_mesh
-    axis = next(axis for axis, placement in enumerate(gradients[0].placements) if isinstance(placement, Shard))
+    axis = next(axis for axis, placement in enumerate(gradients[0].placements) if placement.is_shard())
     mine = torch.tensor([square_sum(gradient.to_local() for gradient in gradients)], dtype=torch.float64)
     group = mesh.get_group(axis)
     found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
@@ -74,12 +78,14 @@ def accumulating(model: nn.Module) -> Generator[None]:
     `DistributedDataParallel.no_sync` and FSDP2's `set_requires_gradient_sync(False)` by one name. With FSDP2 the sum is kept
     whole on every rank.
     """
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(False)
+    if sharded := units(model):
+        for unit in sharded:
+            unit.set_requires_gradient_sync(False)
         try:
             yield
         finally:
-            model.set_requires_gradient_sync(True)
+            for unit in sharded:
+                unit.set_requires_gradient_sync(True)
         return
     with model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext():
         yield

@@ -5,33 +5,53 @@ rank i of every region holds the same part, so its rail carries exactly that to 
 a region.
 """
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
 import xxhash
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from isthmus.runtime.hashing import fingerprint
 from isthmus.runtime.world import gather_numbers
 
-__all__ = ["is_sharded", "local_tensors", "region_fingerprint", "reshard"]
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+__all__ = ["in_shards", "is_sharded", "local_tensors", "region_fingerprint", "reshard", "units"]
+
+
+# A second of every rank's start goes into importing these two packages of torch, so only those who shard do: what was not
+# imported has no instances.
+
+
+def in_shards(tensor: torch.Tensor) -> "TypeGuard[DTensor]":
+    """Whether `tensor` is a DTensor."""
+    package = sys.modules.get("torch.distributed.tensor")
+    return package is not None and isinstance(tensor, package.DTensor)
+
+
+def units(model: nn.Module) -> "Sequence[FSDPModule]":
+    """The modules that FSDP2 shards, in the order of `model.modules()`."""
+    package: Any = sys.modules.get("torch.distributed.fsdp")
+    found: list[Any] = [module for module in model.modules() if isinstance(module, package.FSDPModule)] if package else []
+    return found
 
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether ranks of a region hold different parts of `model`."""
-    return any(isinstance(module, FSDPModule) for module in model.modules())
+    return bool(units(model))
 
 
 def reshard(model: nn.Module) -> None:
     """Free what a forward pass without a backward one has left gathered: `parameters()` are shards again, and the next pass
     gathers them as they are then.
     """
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    for unit in units(model):
+        unit.reshard()
 
 
 def local_tensors(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -41,7 +61,7 @@ def local_tensors(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     ranks), so cut by elements, not by tensors.
     """
     with torch.no_grad():
-        return [(tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach() for tensor in tensors]
+        return [(tensor.to_local() if in_shards(tensor) else tensor).detach() for tensor in tensors]
 
 
 def region_fingerprint(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None, *, sharded: bool) -> int:

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from isthmus.errors import InputError
-from isthmus.runtime.every_step.shards import is_sharded, local_tensors
+from isthmus.runtime.every_step.shards import in_shards, is_sharded, local_tensors
 from isthmus.runtime.every_step.step import StepExchange
 from isthmus.runtime.federation.states import Rejoined, State
 from isthmus.runtime.snapshot import Stateful
@@ -164,7 +163,7 @@ def _described(key: str, value: Any, parameter: nn.Parameter) -> Any:
     if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
         if value.ndim == 0:
             return [float(value)]
-        if value.shape == parameter.shape and isinstance(value, DTensor) == isinstance(parameter, DTensor):
+        if value.shape == parameter.shape and in_shards(value) == in_shards(parameter):
             return True
     raise InputError(
         "optimizer",

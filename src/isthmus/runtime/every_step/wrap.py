@@ -11,7 +11,6 @@ from isthmus.plan import Strategy
 from isthmus.runtime.codecs.coding import codec_of
 from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, Rails, ReducerOptions
 from isthmus.runtime.every_step.ddp import HookState, ddp_hook
-from isthmus.runtime.every_step.fsdp import attach_fsdp, require_equal_regions, shard_model
 from isthmus.runtime.every_step.step import RoundRunner, StepExchange, rails_of_members
 from isthmus.runtime.federation.agreement import Federation
 
@@ -66,6 +65,8 @@ def settle(model: nn.Module, exchange: StepExchange, loss: Callable[[], torch.Te
 def _sharded(
     model: nn.Module, federation: Federation, strategy: Strategy, zero: int, rounds: RoundRunner | None
 ) -> tuple[nn.Module, StepExchange]:
+    from isthmus.runtime.every_step.fsdp import attach_fsdp, require_equal_regions, shard_model  # see shards.units
+
     elastic = federation.rounds is not None
     run = ("hierarchical",) if elastic else ("hierarchical", "local-steps")
     if federation.environment.regions > 1 and strategy.kind not in run:
