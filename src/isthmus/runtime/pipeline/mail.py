@@ -229,7 +229,7 @@ class Mail:
         """Raise an error that names every region whose link is gone, those that died before those that then left."""
         until_s = time.monotonic() + _GRACE_S
         while not (found := self._gone()) or all(text.endswith("(left)") for text in found):
-            if time.monotonic() > until_s:
+            if time.monotonic() > until_s or len(found) == len(self._watch):
                 break
             time.sleep(_SLICE_S)  # who left in good order did so because of another, whose silence takes its time to be sure
         if found:
