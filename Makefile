@@ -7,7 +7,7 @@ FABRIC ?= examples/shenzhen-shanghai.yaml
 SEED ?= 0
 WORKLOAD ?= examples/workloads/llama-3-8b-256k.yaml
 
-.PHONY: try test test-tunnel check bench bench-peers quality chaos chaos-sample fuzz clean help
+.PHONY: try test test-tunnel check bench bench-codecs bench-peers quality chaos chaos-sample fuzz clean help
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -40,6 +40,10 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/link_fidelity.py --quick
 	$(BIN)/python benchmarks/all_reduce.py
+
+## make bench-codecs  encode + decode of each codec on one core, as a share of a copy's speed (half a minute)
+bench-codecs: $(STAMP)
+	$(BIN)/python benchmarks/codecs.py
 
 ## make quality  final loss of int4 and local steps against every-step fp32 (three seeds, about 12 minutes)
 quality: $(STAMP)

@@ -76,16 +76,16 @@ def signs(values, residual=None):
         x = values[first : first + 256]
         if residual is not None:
             x = residual[first : first + 256] + x
-        if not np.isfinite(x).all():
+        rows = np.abs(np.pad(x, (0, 256 - x.size))).reshape(8, 32) * F(2**-8)
+        lanes = rows[0]
+        for row in rows[1:]:
+            lanes = lanes + row
+        while lanes.size > 1:
+            lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
+        scale = lanes[0] * (F(256) / F(x.size))
+        if not np.isfinite(scale):
             scale, bit, x = F(np.nan), np.zeros(x.size, np.uint8), np.zeros_like(x)
         else:
-            rows = np.abs(np.pad(x, (0, 256 - x.size))).reshape(8, 32) * F(2**-8)
-            lanes = rows[0]
-            for row in rows[1:]:
-                lanes = lanes + row
-            while lanes.size > 1:
-                lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
-            scale = lanes[0] * (F(256) / F(x.size))
             scale = scale if scale >= F(1e-37) else F(0)
             bit = np.signbit(x).astype(np.uint8)
         value = np.where(bit == 1, -scale, scale).astype(F)

@@ -18,7 +18,8 @@ block after the other, each as planes of 4, 2 and 1 bits that add up to k: see `
 
 The noise is a hash of (seed, block, element), so it does not depend on tiles, threads or the kind of machine.
 Decoding is at most two float32 roundings in a fixed order: every machine gets the same bits.
-A block with an infinity or a NaN decodes to NaN (bf16, topk: the element as it is): it is not hidden, and leaves no residual.
+A block with an infinity or a NaN (sign: whose mean magnitude is not finite) decodes to NaN (bf16, topk: the element as it
+is): it is not hidden, and leaves no residual.
 Scales below 1e-37 become zero, with their blocks; no kernel makes or needs denormal numbers, so that threads which flush
 them decode the same bits.
 
@@ -216,20 +217,22 @@ def _encode(codec: Codec, values: np.ndarray, data: np.ndarray, seed: int, owed:
             np.add(values, owed, out=data.view(np.float32)) if feedback else np.copyto(data.view(np.float32), values)
             owed[:] = 0.0
         case "bf16":
-            kernels.encode_bf16(values, owed, feedback, data.view(np.uint16))
+            kernels.encode_bf16(values, owed, feedback, data.view(np.uint16), kernels.work_room())
         case "int2" | "int3" | "int4" | "int5" | "int6" | "int7" | "int8":
             bits = _BITS[codec.name]
-            kernels.encode_levels((values, owed, *_split(data, values.size, bits)), feedback, bits, cast(int, np.uint64(seed)))
+            parts = (values, owed, *_split(data, values.size, bits))
+            kernels.encode_levels(parts, feedback, bits, cast(int, np.uint64(seed)), kernels.work_room())
         case "sign" | "sign-majority":
             scales = 4 * -(-values.size // BLOCK_ELEMENTS)
-            kernels.encode_signs(values, owed, feedback, data[:scales].view(np.float32), data[scales:])
+            parts = (values, owed, data[:scales].view(np.float32), data[scales:])
+            kernels.encode_signs(parts, feedback, kernels.work_room())
         case "topk" | "topk-int4":
             indices, inner, chosen, rest = _sparse_parts(codec, data, values.size)
-            sparse.select((values, owed, indices, chosen), feedback, codec.per_block)
+            sparse.select((values, owed, indices, chosen), feedback, codec.per_block, sparse.work_room())
             rest[:] = 0.0
             _encode(_inner(codec), chosen, inner, seed, rest if feedback else _NONE, feedback)
             if feedback:
-                sparse.scatter_kept(indices, rest, codec.per_block, False, owed)
+                sparse.scatter_kept((indices, rest), codec.per_block, False, owed, sparse.work_room())
         case "powersgd":
             raise AssertionError("refused by encoded_bytes")
         case _:
@@ -244,14 +247,14 @@ def _decode(codec: Codec, data: np.ndarray, out: np.ndarray) -> None:
             kernels.decode_bf16(data.view(np.uint16), out.view(np.uint32))
         case "int2" | "int3" | "int4" | "int5" | "int6" | "int7" | "int8":
             bits = _BITS[codec.name]
-            kernels.decode_levels(_split(data, out.size, bits), bits, out)
+            kernels.decode_levels(_split(data, out.size, bits), bits, out, kernels.work_room())
         case "sign" | "sign-majority":
             scales = 4 * -(-out.size // BLOCK_ELEMENTS)
-            kernels.decode_signs(data[:scales].view(np.uint32), data[scales:], out.view(np.uint32))
+            kernels.decode_signs(data[:scales].view(np.uint32), data[scales:], out.view(np.uint32), kernels.work_room())
         case "topk" | "topk-int4":
             indices, inner, chosen, _ = _sparse_parts(codec, data, out.size)
             _decode(_inner(codec), inner, chosen)
-            sparse.scatter_kept(indices, chosen, codec.per_block, True, out)
+            sparse.scatter_kept((indices, chosen), codec.per_block, True, out, sparse.work_room())
         case "powersgd":
             raise AssertionError("refused by encoded_bytes")
         case _:

@@ -1,10 +1,11 @@
 """How this room's kernels are compiled: numba, to machine code that gives the same bits on every machine.
 
 Float32 operations stay as they are written: no fast-math, hence no reordering, and no fused multiply-add, since numba marks
-nothing for contraction (a test looks for it in the code for x86-64 with FMA). A CPU of another kind gets other instructions
-and, as far as that holds there too, the same results. A kernel is compiled at its first call (1 to 3 s) and kept on disk,
-beside this file or in the user's cache, by CPU kind; where neither can be written, every process compiles anew. Kernels
-release the GIL.
+nothing for contraction (a test looks for it in the parts that multiply and add, on x86-64 with FMA). A CPU of another kind
+gets other instructions and, as far as that holds there too, the same results. A kernel is compiled at its first call (some
+seconds) and kept on disk, beside this file or in the user's cache, by CPU kind; where neither can be written, every process
+compiles anew. Kernels release the GIL. They allocate nothing and are given a `room` to work in: numba's own management of
+memory, an atomic count of references at every slice, is left out.
 numba keeps a kernel for as long as the file it stands in is unchanged: what a kernel calls must stand in the same file.
 """
 
@@ -12,11 +13,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+import numpy as np
 
-__all__ = ["compiled", "part_of_kernel"]
+__all__ = ["Room", "compiled", "part_of_kernel", "room"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False, "boundscheck": False}
+Room = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False, "boundscheck": False, "_nrt": False}
 
 
 def compiled(function: F) -> F:
@@ -30,3 +33,9 @@ def compiled(function: F) -> F:
 def part_of_kernel(function: F) -> F:
     """`function` for kernels of its own file to call."""
     return cast(F, numba.njit(**_OPTIONS)(function))
+
+
+def room(words: int, narrow: int) -> Room:
+    """Space for one call of a kernel: `words` as float32, the same as uint32, and `narrow` bytes."""
+    floats = np.empty(words, np.float32)
+    return floats, floats.view(np.uint32), np.empty(narrow, np.uint8)

@@ -2,7 +2,9 @@
 
 What makes numba's loops vector code, and hence the odd spelling: integers are cast after every operation (it widens them to
 64 bits); arrays are sliced before a loop and indexed by the loop's own variable (other indices are checked for being
-negative); loops over whole blocks have a constant length; shifts are constant.
+negative); loops over whole blocks have a constant length, but those over 32 a length that the compiler cannot know, or it
+unrolls them before it looks for vectors; shifts are constant; a loop has few arrays, since it must check that what it writes
+overlaps none of the others. Hence several loops over the same block rather than one that does all.
 Maxima are taken over the bits of |x| as integers: that order is the order of the numbers, infinities and NaNs above all.
 The last block is worked on as a whole one with zeros behind, and only its own part is stored.
 """
@@ -11,9 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.runtime.codecs.compiled import compiled, part_of_kernel
+from isthmus.runtime.codecs.compiled import Room, compiled, part_of_kernel, room
 
-__all__ = ["BLOCK", "SUB", "decode_bf16", "decode_levels", "decode_signs", "encode_bf16", "encode_levels", "encode_signs"]
+__all__ = [
+    "BLOCK",
+    "SUB",
+    "decode_bf16",
+    "decode_levels",
+    "decode_signs",
+    "encode_bf16",
+    "encode_levels",
+    "encode_signs",
+    "work_room",
+]
 
 Array = np.ndarray[Any, Any]
 F, S, U, B, W = np.float32, np.int32, np.uint32, np.uint8, np.uint64
@@ -27,6 +39,11 @@ _INFINITE = U(0x7F800000)
 _SCALE_MIN = F(1e-37)
 _TINY = F(2.0**-16)
 _HALF_TINY = F(2.0**-17)
+
+
+def work_room() -> Room:
+    """What the kernels of this file work in."""
+    return room(1040, 264)
 
 
 @part_of_kernel
@@ -219,24 +236,31 @@ def _unpack(data: Array, at: int, count: int, bits: int, narrow: Array) -> int:
 
 
 @part_of_kernel
-def _maxima(work_bits: Array, tops: Array) -> Any:
-    """Bits of the largest |x| of each sub-block into `tops`; those of the block."""
+def _maxima(block_bits: Array, folds: Array) -> Any:
+    """Bits of the largest |x| of the block, at folds[248] too; those of sub-blocks at folds[240:248]. Halved five times."""
+    f0, f1, f2, f3, tops = folds[:128], folds[128:192], folds[192:224], folds[224:240], folds[240:]
+    for i in range(BLOCK // 2):
+        a, b = U(block_bits[2 * i] & _ABS), U(block_bits[2 * i + 1] & _ABS)
+        f0[i] = a if a > b else b
+    for i in range(BLOCK // 4):
+        f1[i] = f0[2 * i] if f0[2 * i] > f0[2 * i + 1] else f0[2 * i + 1]
+    for i in range(BLOCK // 8):
+        f2[i] = f1[2 * i] if f1[2 * i] > f1[2 * i + 1] else f1[2 * i + 1]
+    for i in range(BLOCK // 16):
+        f3[i] = f2[2 * i] if f2[2 * i] > f2[2 * i + 1] else f2[2 * i + 1]
     block = U(0)
-    for sub in range(_SUBS):
-        part, top = work_bits[sub * SUB : sub * SUB + SUB], U(0)
-        for i in range(SUB):
-            x = U(part[i] & _ABS)
-            top = x if x > top else top
-        tops[sub] = top
-        block = top if top > block else block
+    for i in range(_SUBS):
+        tops[i] = f3[2 * i] if f3[2 * i] > f3[2 * i + 1] else f3[2 * i + 1]
+        block = tops[i] if tops[i] > block else block
+    tops[_SUBS] = block
     return block
 
 
 @part_of_kernel
-def _scale(tops: Array, top: Any, bits: int, shares: Array, steps: Array) -> Any:
-    """The block's scale, its sub-blocks' bytes into `shares` (8,), and step and 1 / step of each into `steps` (2, 8)."""
+def _scale(tops: Array, bits: int, shares: Array, steps: Array, inverses: Array) -> Any:
+    """The block's scale; its sub-blocks' bytes, steps and 1 / steps into arrays of 8. `tops`: of sub-blocks, then the block's."""
     levels = F((1 << (bits - 1)) - 1)
-    scale = F(top * F(F(1.0) / (levels if bits == 8 else F(F(255.0) * levels))))
+    scale = F(tops[_SUBS] * F(F(1.0) / (levels if bits == 8 else F(F(255.0) * levels))))
     if scale < _SCALE_MIN:
         scale = F(0.0)
     inverse = F(1.0) / F(scale * levels) if scale > F(0.0) else F(0.0)
@@ -247,45 +271,48 @@ def _scale(tops: Array, top: Any, bits: int, shares: Array, steps: Array) -> Any
             byte = S(byte + S(1))
         byte = S(1) if bits == 8 else S(min(byte, S(255)))
         step = F(scale * F(byte))
-        steps[0, sub] = step
-        steps[1, sub] = F(1.0) / step if step > F(0.0) else F(0.0)
+        steps[sub] = step
+        inverses[sub] = F(1.0) / step if step > F(0.0) else F(0.0)
         shares[sub] = B(byte)
     return scale
 
 
 @part_of_kernel
-def _at_random(work: Array, steps: Array, bits: int, key: Any, narrow: Array) -> None:
-    """floor(x / step + u) + 2^(bits - 1), u of 16 random bits, one hash for elements i and i + 128."""
-    middle, top = F(F(1 << (bits - 1)) + _HALF_TINY), S((1 << bits) - 1)
-    low, high = U(key & W(0xFFFFFFFF)), U(key >> W(32))
-    for sub in range(_SUBS // 2):
-        at, first, second = sub * SUB, steps[1, sub], steps[1, sub + _SUBS // 2]
-        x, y, codes = work[at : at + SUB], work[at + _HALF : at + _HALF + SUB], narrow[at : at + SUB]
-        others, begin = narrow[at + _HALF : at + _HALF + SUB], U(low + U(U(at) * U(0x9E3779B9)))
-        for i in range(SUB):
-            noise = _mixed32(U(begin + U(U(i) * U(0x9E3779B9))), high)
-            a = F(F(S(U(noise & U(0xFFFF)))) * _TINY + middle)
-            b = F(F(S(U(noise >> U(16)))) * _TINY + middle)
-            codes[i] = B(S(min(S(max(S(F(x[i] * first + a)), S(1))), top)))
-            others[i] = B(S(min(S(max(S(F(y[i] * second + b)), S(1))), top)))
+def _noise(middle: Any, key: Any, dither: Array) -> None:
+    """middle + u, u of 16 random bits between 0 and 1, for a whole block: one hash for elements i and i + 128."""
+    low, high, first, second = U(key & W(0xFFFFFFFF)), U(key >> W(32)), dither[:_HALF], dither[_HALF:]
+    for i in range(_HALF):
+        noise = _mixed32(U(low + U(U(i) * U(0x9E3779B9))), high)
+        first[i] = F(F(S(U(noise & U(0xFFFF)))) * _TINY + middle)
+        second[i] = F(F(S(U(noise >> U(16)))) * _TINY + middle)
 
 
 @part_of_kernel
-def _to_nearest(work: Array, steps: Array, bits: int, narrow: Array) -> None:
-    """floor(x / step + 1/2) + 2^(bits - 1), and what that leaves out, into `work`."""
-    middle, top = F(F(1 << (bits - 1)) + F(0.5)), S((1 << bits) - 1)
-    offset = S(1 << (bits - 1))
+def _spread(parts: Array, width: int, whole: Array) -> None:
+    """Each of 8 values `width` times, from every 32nd place on."""
     for sub in range(_SUBS):
-        step, inverse = steps[0, sub], steps[1, sub]
-        x, codes = work[sub * SUB : sub * SUB + SUB], narrow[sub * SUB : sub * SUB + SUB]
-        for i in range(SUB):
-            code = S(min(S(max(S(F(x[i] * inverse + middle)), S(1))), top))
-            codes[i] = B(code)
-            x[i] = F(x[i] - F(F(S(code - offset)) * step))
+        value, part = parts[sub], whole[sub * SUB :]
+        for i in range(width):
+            part[i] = value
+
+
+@part_of_kernel
+def _quantised(block: Array, inverses: Array, dither: Array, bits: int, codes: Array) -> None:
+    """floor(x / step + u) + 2^(bits - 1); the offset is in `dither`."""
+    top = S((1 << bits) - 1)
+    for i in range(BLOCK):
+        codes[i] = B(S(min(S(max(S(F(F(block[i] * inverses[i]) + dither[i])), S(1))), top)))
+
+
+@part_of_kernel
+def _leave(block: Array, steps: Array, offset: Any, codes: Array) -> None:
+    """What the codes leave out, into `block`."""
+    for i in range(BLOCK):
+        block[i] = F(block[i] - F(F(S(S(codes[i]) - offset)) * steps[i]))
 
 
 @compiled
-def encode_levels(data: tuple[Array, Array, Array, Array, Array], feedback: bool, bits: int, seed: int) -> None:
+def encode_levels(data: tuple[Array, Array, Array, Array, Array], feedback: bool, bits: int, seed: int, space: Room) -> None:
     """k-bit levels; see `isthmus.runtime.codecs.coding` for the format.
 
     Args:
@@ -294,103 +321,148 @@ def encode_levels(data: tuple[Array, Array, Array, Array, Array], feedback: bool
         feedback: Round to nearest and keep the rest; otherwise round at random.
         bits: 2 to 8.
         seed: Of the noise, uint64.
+        space: Of `work_room`.
     """
     values, residual, scales, subs, codes = data
-    work, narrow, shares = np.empty(BLOCK, F), np.empty(BLOCK, B), np.empty(_SUBS, B)
-    tops, top, steps, at = np.empty(_SUBS, U), np.empty(1, U), np.empty((2, _SUBS), F), 0
+    floats, words, small = space
+    work, spread, dither, folds = floats[:256], floats[256:512], floats[512:768], words[768:1024]
+    steps, inverses, narrow, shares = floats[1024:1032], floats[1032:1040], small[:256], small[256:264]
+    at, width, offset = 0, min(SUB, values.size), S(1 << (bits - 1))
+    spread[:] = F(0.0)
+    dither[:] = F(F(offset) + F(0.5))
     for block in range(scales.size):
         first = block * BLOCK
-        count = _load(values, residual, feedback, first, work)
-        top[0] = _maxima(work.view(U), tops)
-        if top[0] >= _INFINITE:
+        count = min(BLOCK, values.size - first)
+        straight = count == BLOCK and not feedback
+        source = values[first : first + BLOCK] if straight else work
+        if not straight:
+            _load(values, residual, feedback, first, work)
+        into = codes[at : at + BLOCK] if bits == 8 and count == BLOCK else narrow
+        if _maxima(source.view(U), folds) >= _INFINITE:
             scales[block] = F(np.nan)
             shares[:] = B(255)
-            narrow[:] = B((1 << (bits - 1)) + 1)
+            into[:] = B(offset + 1)
             work[:] = F(0.0)
         else:
-            scales[block] = _scale(tops.view(F), top.view(F)[0], bits, shares, steps)
-            if feedback:
-                _to_nearest(work, steps, bits, narrow)
-            else:
+            scales[block] = _scale(floats[1008:1017], bits, shares, steps, inverses)
+            if not feedback:
                 key = _mixed64(W(W(seed) + W(W(block) * W(0x9E3779B97F4A7C15))))
-                _at_random(work, steps, bits, key, narrow)
+                _noise(F(F(offset) + _HALF_TINY), key, dither)
+            _spread(inverses, width, spread)
+            _quantised(source, spread, dither, bits, into)
+            if feedback:
+                _spread(steps, width, spread)
+                _leave(work, spread, offset, into)
         if bits < 8:
             for sub in range(-(-count // SUB)):
                 subs[block * _SUBS + sub] = shares[sub]
         if feedback:
             _store(work, residual, first, count)
-        at = _pack(narrow, count, bits, codes, at)
-
-
-@compiled
-def decode_levels(data: tuple[Array, Array, Array], bits: int, out: Array) -> None:
-    """Back to float32 (n,): level x (scale x byte), two roundings; with 8 bits level x scale."""
-    scales, subs, codes = data
-    narrow, offset, at = np.empty(BLOCK, B), S(1 << (bits - 1)), 0
-    for block in range(scales.size):
-        first = block * BLOCK
-        count = min(BLOCK, out.size - first)
-        at = _unpack(codes, at, count, bits, narrow)
-        for begin in range(0, count, SUB):
-            step = scales[block]
-            if bits < 8:
-                step = F(step * F(subs[block * _SUBS + begin // SUB]))
-            found, target = narrow[begin : begin + SUB], out[first + begin : first + min(begin + SUB, count)]
-            if target.size == SUB:
-                for i in range(SUB):
-                    target[i] = F(F(S(S(found[i]) - offset)) * step)
-            else:
-                for i in range(target.size):
-                    target[i] = F(F(S(S(found[i]) - offset)) * step)
+        at = at + BLOCK if bits == 8 and count == BLOCK else _pack(narrow, count, bits, codes, at)
 
 
 @part_of_kernel
-def _mean_magnitude(work: Array, count: int, lanes: Array) -> Any:
+def _step_of(scales: Array, subs: Array, bits: int, block: int, sub: int) -> Any:
+    step = scales[block]
+    return F(step * F(subs[block * _SUBS + sub])) if bits < 8 else step
+
+
+@part_of_kernel
+def _levels_of(found: Array, steps: Array, offset: Any, target: Array) -> None:
+    """A whole block: (found - offset) x step."""
+    for i in range(BLOCK):
+        target[i] = F(F(S(S(found[i]) - offset)) * steps[i])
+
+
+@compiled
+def decode_levels(data: tuple[Array, Array, Array], bits: int, out: Array, space: Room) -> None:
+    """Back to float32 (n,): level x (scale x byte), two roundings; with 8 bits level x scale."""
+    scales, subs, codes = data
+    floats, _, small = space
+    narrow, steps, spread, width = small[:256], floats[1024:1032], floats[256:512], min(SUB, out.size)
+    offset, at = S(1 << (bits - 1)), 0
+    for block in range(scales.size):
+        first = block * BLOCK
+        count = min(BLOCK, out.size - first)
+        for sub in range(-(-count // SUB)):
+            steps[sub] = _step_of(scales, subs, bits, block, sub)
+        _spread(steps, width, spread)
+        target = out[first : first + count]
+        if count == BLOCK and bits == 8:
+            _levels_of(codes[at : at + BLOCK], spread, offset, target)
+            at += BLOCK
+            continue
+        at = _unpack(codes, at, count, bits, narrow)
+        if count == BLOCK:
+            _levels_of(narrow, spread, offset, target)
+        else:
+            for i in range(count):
+                target[i] = F(F(S(S(narrow[i]) - offset)) * spread[i])
+
+
+@part_of_kernel
+def _mean_magnitude(block: Array, count: int, lanes: Array) -> Any:
     """256 / m times the sum of |x| / 256 in 32 lanes (element i in lane i mod 32), the lanes then added in halves."""
-    p0, p1, p2, p3 = work[:32], work[32:64], work[64:96], work[96:128]
-    p4, p5, p6, p7 = work[128:160], work[160:192], work[192:224], work[224:]
     part = F(1.0 / BLOCK)
     for i in range(SUB):
-        low = F(F(F(F(abs(p0[i]) * part) + F(abs(p1[i]) * part)) + F(abs(p2[i]) * part)) + F(abs(p3[i]) * part))
-        low = F(F(low + F(abs(p4[i]) * part)) + F(abs(p5[i]) * part))
-        lanes[i] = F(F(low + F(abs(p6[i]) * part)) + F(abs(p7[i]) * part))
+        lane = F(abs(block[W(i)]) * part)
+        for row in range(1, 8):
+            lane = F(lane + F(abs(block[W(W(i) + W(row) * W(SUB))]) * part))
+        lanes[i] = lane
     for width in (16, 8, 4, 2, 1):
         upper = lanes[width : 2 * width]
         for i in range(width):
             lanes[i] += upper[i]
     scale = F(lanes[0] * F(F(BLOCK) / F(count)))
-    return scale if scale >= _SCALE_MIN else F(0.0)
+    return scale if not scale < _SCALE_MIN else F(0.0)
+
+
+@part_of_kernel
+def _sign_bits(block_bits: Array, out: Array) -> None:
+    """The plane of a whole block: bit j of byte i is the sign of element i + 32 j."""
+    for i in range(SUB):
+        byte = U(0)
+        for row in range(8):
+            byte = U(byte | U(U(block_bits[W(W(i) + W(row) * W(SUB))] >> U(31)) << U(row)))
+        out[i] = B(byte)
 
 
 @compiled
-def encode_signs(values: Array, residual: Array, feedback: bool, scales: Array, codes: Array) -> None:
-    """One bit an element (1: negative) and the mean magnitude of the block; arguments as in `encode_levels`."""
-    work, narrow, lanes = np.empty(BLOCK, F), np.empty(BLOCK, B), np.empty(SUB, F)
-    work_bits, tops, at = work.view(U), np.empty(_SUBS, U), 0
+def encode_signs(data: tuple[Array, Array, Array, Array], feedback: bool, space: Room) -> None:
+    """One bit an element (1: negative) and the mean magnitude of the block; arguments as in `encode_levels`, without subs."""
+    values, residual, scales, codes = data
+    floats, words, narrow = space
+    work, work_bits, lanes, at = floats[:256], words[:256], floats[256:288], 0
     for block in range(scales.size):
         first = block * BLOCK
-        count = _load(values, residual, feedback, first, work)
-        if _maxima(work_bits, tops) >= _INFINITE:
-            scales[block] = F(np.nan)
-            narrow[:] = B(0)
-            work[:] = F(0.0)
+        count = min(BLOCK, values.size - first)
+        straight = count == BLOCK and not feedback
+        source = values[first : first + BLOCK] if straight else work
+        if not straight:
+            _load(values, residual, feedback, first, work)
+        scale = _mean_magnitude(source, count, lanes)
+        finite = np.isfinite(scale)
+        scales[block] = scale if finite else F(np.nan)
+        if count == BLOCK and finite:
+            _sign_bits(source.view(U), codes[at : at + SUB])
+            at += SUB
         else:
-            scale = _mean_magnitude(work, count, lanes)
-            scales[block] = scale
             for i in range(BLOCK):
-                narrow[i] = B(U(work_bits[i] >> U(31)))
-            if feedback:
-                for i in range(BLOCK):
-                    work[i] = F(work[i] - F(F(S(S(1) - S(S(2) * S(narrow[i])))) * scale))
+                narrow[i] = B(U(work_bits[i] >> U(31))) if finite else B(0)
+            at = _pack(narrow, count, 1, codes, at)
         if feedback:
+            if finite:
+                for i in range(BLOCK):
+                    work[i] = F(work[i] - F(F(S(S(1) - S(S(2) * S(U(work_bits[i] >> U(31)))))) * scale))
+            else:
+                work[:] = F(0.0)
             _store(work, residual, first, count)
-        at = _pack(narrow, count, 1, codes, at)
 
 
 @compiled
-def decode_signs(scales_bits: Array, codes: Array, out_bits: Array) -> None:
+def decode_signs(scales_bits: Array, codes: Array, out_bits: Array, space: Room) -> None:
     """Back to the bits of float32 (n,), from the bits of the scales."""
-    narrow, at = np.empty(BLOCK, B), 0
+    narrow, at, width = space[2], 0, min(SUB, out_bits.size)
     for block in range(scales_bits.size):
         first = block * BLOCK
         count, scale = min(BLOCK, out_bits.size - first), scales_bits[block]
@@ -399,7 +471,7 @@ def decode_signs(scales_bits: Array, codes: Array, out_bits: Array) -> None:
             plane = codes[at : at + SUB]
             for part in range(8):
                 run, down = target[part * SUB : part * SUB + SUB], U(part)
-                for i in range(SUB):
+                for i in range(width):
                     run[i] = U(scale | U(U(U(plane[i]) >> down) << U(31)))
             at += SUB
         else:
@@ -409,10 +481,10 @@ def decode_signs(scales_bits: Array, codes: Array, out_bits: Array) -> None:
 
 
 @compiled
-def encode_bf16(values: Array, residual: Array, feedback: bool, out: Array) -> None:
+def encode_bf16(values: Array, residual: Array, feedback: bool, out: Array, space: Room) -> None:
     """Upper halves of float32 (n,), to nearest even, into uint16 (n,); NaN stays NaN, and infinities leave out nothing."""
-    work, back = np.empty(BLOCK, F), np.empty(BLOCK, F)
-    work_bits, back_bits = work.view(U), back.view(U)
+    floats, words, _ = space
+    work, back, work_bits, back_bits = floats[:256], floats[256:512], words[:256], words[256:512]
     for first in range(0, values.size, BLOCK):
         count = _load(values, residual, feedback, first, work)
         target = out[first : first + count]

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.runtime.codecs.compiled import compiled, part_of_kernel
+from isthmus.runtime.codecs.compiled import Room, compiled, part_of_kernel, room
 
-__all__ = ["SPARSE_BLOCK", "index_bytes", "kept", "scatter_kept", "select"]
+__all__ = ["SPARSE_BLOCK", "index_bytes", "kept", "scatter_kept", "select", "work_room"]
 
 Array = np.ndarray[Any, Any]
 F, U, B, H = np.float32, np.uint32, np.uint8, np.uint16
@@ -47,6 +47,11 @@ def index_bytes(elements: int, per_block: int) -> int:
 def _block_bytes(count: int, keep: int) -> int:
     low = max(0, (count // keep).bit_length() - 1)
     return -(-keep * low // 8) - (-(keep + ((count - 1) >> low)) // 8)
+
+
+def work_room() -> Room:
+    """What the kernels of this file work in."""
+    return room(3 * SPARSE_BLOCK + SPARSE_BLOCK // _ROWS, 3 * SPARSE_BLOCK)
 
 
 @part_of_kernel
@@ -210,7 +215,7 @@ def _take(work: Array, marks: Array, places: Array, chosen: Array, filled: int) 
 
 
 @compiled
-def select(data: tuple[Array, Array, Array, Array], feedback: bool, per_block: int) -> None:
+def select(data: tuple[Array, Array, Array, Array], feedback: bool, per_block: int, space: Room) -> None:
     """Find the kept elements.
 
     Args:
@@ -219,11 +224,12 @@ def select(data: tuple[Array, Array, Array, Array], feedback: bool, per_block: i
         feedback: The residual is added before, and becomes the sum with zeros at the kept places (all zero in a block with
             an infinity or a NaN).
         per_block: Elements kept of a whole block.
+        space: Of `work_room`.
     """
     values, residual, indices, chosen = data
-    work, tops, found = np.empty(SPARSE_BLOCK, F), np.empty(SPARSE_BLOCK // _ROWS, U), np.empty(SPARSE_BLOCK, U)
-    magnitudes, marks, places = np.empty(SPARSE_BLOCK, U), np.empty(SPARSE_BLOCK, B), np.empty(SPARSE_BLOCK, H)
-    work_bits, at, filled = work.view(U), 0, 0
+    floats, words, small = space
+    work, work_bits, found, magnitudes = floats[:4096], words[:4096], words[4096:8192], words[8192:12288]
+    tops, marks, places, at, filled = words[12288:], small[:4096], small[4096:].view(H), 0, 0
     for first in range(0, values.size, SPARSE_BLOCK):
         count = _load(values, residual, feedback, first, work)
         keep = -(-per_block * count // SPARSE_BLOCK)
@@ -241,9 +247,10 @@ def select(data: tuple[Array, Array, Array, Array], feedback: bool, per_block: i
 
 
 @compiled
-def scatter_kept(indices: Array, chosen: Array, per_block: int, clear: bool, out: Array) -> None:
-    """Write `chosen` to their places in `out` (float32 (n,)), with zeros elsewhere where `clear`."""
-    places, at, filled = np.empty(SPARSE_BLOCK, H), 0, 0
+def scatter_kept(data: tuple[Array, Array], per_block: int, clear: bool, out: Array, space: Room) -> None:
+    """Write the chosen (`data`: coded places, values) into `out` (float32 (n,)), with zeros elsewhere where `clear`."""
+    indices, chosen = data
+    places, at, filled = space[2][4096:].view(H), 0, 0
     for first in range(0, out.size, SPARSE_BLOCK):
         count = min(SPARSE_BLOCK, out.size - first)
         keep = -(-per_block * count // SPARSE_BLOCK)
