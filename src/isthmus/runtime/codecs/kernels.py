@@ -43,7 +43,7 @@ _HALF_TINY = F(2.0**-17)
 
 def work_room() -> Room:
     """What the kernels of this file work in."""
-    return room(1040, 264)
+    return room(793, 264)
 
 
 @part_of_kernel
@@ -236,22 +236,16 @@ def _unpack(data: Array, at: int, count: int, bits: int, narrow: Array) -> int:
 
 
 @part_of_kernel
-def _maxima(block_bits: Array, folds: Array) -> Any:
-    """Bits of the largest |x| of the block, at folds[248] too; those of sub-blocks at folds[240:248]. Halved five times."""
-    f0, f1, f2, f3, tops = folds[:128], folds[128:192], folds[192:224], folds[224:240], folds[240:]
-    for i in range(BLOCK // 2):
-        a, b = U(block_bits[2 * i] & _ABS), U(block_bits[2 * i + 1] & _ABS)
-        f0[i] = a if a > b else b
-    for i in range(BLOCK // 4):
-        f1[i] = f0[2 * i] if f0[2 * i] > f0[2 * i + 1] else f0[2 * i + 1]
-    for i in range(BLOCK // 8):
-        f2[i] = f1[2 * i] if f1[2 * i] > f1[2 * i + 1] else f1[2 * i + 1]
-    for i in range(BLOCK // 16):
-        f3[i] = f2[2 * i] if f2[2 * i] > f2[2 * i + 1] else f2[2 * i + 1]
+def _maxima(block_bits: Array, tops: Array) -> Any:
+    """Bits of the largest |x| of each sub-block into tops[:8], of the block into tops[8]; the latter."""
     block = U(0)
-    for i in range(_SUBS):
-        tops[i] = f3[2 * i] if f3[2 * i] > f3[2 * i + 1] else f3[2 * i + 1]
-        block = tops[i] if tops[i] > block else block
+    for sub in range(_SUBS):
+        part, top = block_bits[sub * SUB : sub * SUB + SUB], U(0)
+        for i in range(part.size):
+            x = U(part[i] & _ABS)
+            top = x if x > top else top
+        tops[sub] = top
+        block = top if top > block else block
     tops[_SUBS] = block
     return block
 
@@ -325,8 +319,8 @@ def encode_levels(data: tuple[Array, Array, Array, Array, Array], feedback: bool
     """
     values, residual, scales, subs, codes = data
     floats, words, small = space
-    work, spread, dither, folds = floats[:256], floats[256:512], floats[512:768], words[768:1024]
-    steps, inverses, narrow, shares = floats[1024:1032], floats[1032:1040], small[:256], small[256:264]
+    work, spread, dither = floats[:256], floats[256:512], floats[512:768]
+    steps, inverses, narrow, shares = floats[768:776], floats[776:784], small[:256], small[256:264]
     at, width, offset = 0, min(SUB, values.size), S(1 << (bits - 1))
     spread[:] = F(0.0)
     dither[:] = F(F(offset) + F(0.5))
@@ -338,13 +332,13 @@ def encode_levels(data: tuple[Array, Array, Array, Array, Array], feedback: bool
         if not straight:
             _load(values, residual, feedback, first, work)
         into = codes[at : at + BLOCK] if bits == 8 and count == BLOCK else narrow
-        if _maxima(source.view(U), folds) >= _INFINITE:
+        if _maxima(source.view(U), words[784:]) >= _INFINITE:
             scales[block] = F(np.nan)
             shares[:] = B(255)
             into[:] = B(offset + 1)
             work[:] = F(0.0)
         else:
-            scales[block] = _scale(floats[1008:1017], bits, shares, steps, inverses)
+            scales[block] = _scale(floats[784:], bits, shares, steps, inverses)
             if not feedback:
                 key = _mixed64(W(W(seed) + W(W(block) * W(0x9E3779B97F4A7C15))))
                 _noise(F(F(offset) + _HALF_TINY), key, dither)
@@ -379,7 +373,7 @@ def decode_levels(data: tuple[Array, Array, Array], bits: int, out: Array, space
     """Back to float32 (n,): level x (scale x byte), two roundings; with 8 bits level x scale."""
     scales, subs, codes = data
     floats, _, small = space
-    narrow, steps, spread, width = small[:256], floats[1024:1032], floats[256:512], min(SUB, out.size)
+    narrow, steps, spread, width = small[:256], floats[768:776], floats[256:512], min(SUB, out.size)
     offset, at = S(1 << (bits - 1)), 0
     for block in range(scales.size):
         first = block * BLOCK
