@@ -258,11 +258,10 @@ def _scale(tops: Array, bits: int, shares: Array, steps: Array, inverses: Array)
     if scale < _SCALE_MIN:
         scale = F(0.0)
     inverse = F(1.0) / F(scale * levels) if scale > F(0.0) else F(0.0)
-    for sub in range(_SUBS):
+    for sub in range(shares.size):
         share = F(tops[sub] * inverse)
         byte = S(share)
-        if F(byte) < share:
-            byte = S(byte + S(1))
+        byte = S(byte + S(1)) if F(byte) < share else byte
         byte = S(1) if bits == 8 else S(min(byte, S(255)))
         step = F(scale * F(byte))
         steps[sub] = step
