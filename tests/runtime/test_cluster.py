@@ -193,10 +193,13 @@ def test_step_times_add_up_to_the_blocks_and_bytes_stand_still_while_off(nursery
         off = [row for row in steps if row["mode"] == "off"]
         assert all(row["seconds"] > 0 and 0 <= row["exposed_s"] <= row["seconds"] for row in steps)
         for block in {row["block"] for row in off}:
-            assert len({row["wan_bytes"] for row in off if row["block"] == block}) == 1
+            sent = [row["wan_bytes"] for row in off if row["block"] == block]
+            # Acknowledgements of what came last, and signs of life of idle streams; a step's gradients are ten times that.
+            assert sent[-1] - sent[0] < 300, sent
     first = [row for row in outcome.metrics[0] if row["kind"] == "step"]
     shard_bytes = outcome.metrics[0][0]["gradient_bytes"] / 2
     between = [after["wan_bytes"] - before["wan_bytes"] for before, after in pairwise(first[4:9])]
+    assert shard_bytes > 2000
     assert all(shard_bytes <= sent <= 1.25 * shard_bytes for sent in between), (shard_bytes, between)
 
 
