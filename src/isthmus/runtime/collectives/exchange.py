@@ -16,6 +16,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import xxhash
 
@@ -27,7 +28,7 @@ from isthmus.runtime.wan.rail import Rail, Ticket
 __all__ = ["Buffers", "Exchange", "ExchangeOptions", "exchange_mean", "gather", "gather_on_all"]
 
 _PHASE = 1 << 16
-_BLOCK = 1 << 15
+_BLOCK = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,12 +222,15 @@ class Exchange:
             out.copy_(terms[0])
             out.mul_(self._scale)
             return
-        for start in range(0, out.numel(), _BLOCK):  # what is added is still in the cache when it is scaled
+        # NumPy's calls cost a tenth of torch's, so blocks can be small enough to be in the cache when they are scaled.
+        first, second, *rest = (term.detach().numpy() for term in terms)
+        sums, scale = out.detach().numpy(), np.float32(self._scale)
+        for start in range(0, sums.size, _BLOCK):
             stop = start + _BLOCK
-            block = torch.add(terms[0][start:stop], terms[1][start:stop], out=out[start:stop])
-            for term in terms[2:]:
-                block.add_(term[start:stop])
-            block.mul_(self._scale)
+            block = np.add(first[start:stop], second[start:stop], out=sums[start:stop])
+            for term in rest:
+                np.add(block, term[start:stop], out=block)
+            np.multiply(block, scale, out=block)
 
     def _take(self, size: int) -> torch.Tensor:
         buffer = self._buffers.take(size)

@@ -306,8 +306,13 @@ class HierarchicalReducer:
         segment.give(own)
 
     def _gather(self, segment: Segment) -> None:
-        if self._ranks > 1:
-            dist.all_gather_single(segment.padded, segment.own, group=self._group)
+        """Straight between the segments' memory: gloo's own all-gather goes through fresh memory, at twice the processor time."""
+        parts, others = segment.padded.view(self._ranks, -1), [rank for rank in range(self._ranks) if rank != self._rank]
+        works = [dist.isend(segment.own, group=self._group, group_dst=rank) for rank in others]
+        works += [dist.irecv(parts[rank], group=self._group, group_src=rank) for rank in others]
+        for work in works:
+            assert work is not None
+            work.wait()
         segment.store()
 
 
