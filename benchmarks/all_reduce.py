@@ -9,14 +9,14 @@ The limit is what no all-reduce of full precision can beat: every byte of the te
 W = tensor bytes, rate counts IP bytes at MTU 1500 (TCP carries 1448 of 1500). Both ways run in the same ranks, over the
 same link, in turns; rails are paced to the rate of the link, which the fabric states. Figures are medians of the times from
 a common start until the last of the four ranks has finished.
+`bare TCP` is the same bytes over as many connections between the same ranks, without frames, checksums or sums: how close to
+the limit anything comes on this machine and its emulator.
 `cold` is the first call on fresh connections, `idle` the first after 30 s without traffic.
 """
 
 import argparse
-import contextlib
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,6 +25,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from nets import BareTcp, LoopbackNet, TunnelNet
 
 REGIONS = {"shenzhen": 2, "shanghai": 2}
 ENDS = ("shenzhen", "shanghai")
@@ -76,7 +78,7 @@ class Ranks:
 
         regions, folder = net.regions, net.folder
         make_keys(list(regions), folder / "keys")
-        for name, shift in (("plain", 0), ("tls", 1)):
+        for name, shift in (("plain", 0), ("tls", 1), ("bare", 2)):
             listed = [
                 {"name": region, "rails": [net.rail(region, node, shift) for node in range(count)]}
                 for region, count in regions.items()
@@ -120,42 +122,6 @@ class Ranks:
                 raise SystemExit(f"rank {number} ended with status {process.wait()}")
             answers.append(json.loads(line))
         return answers
-
-
-class TunnelNet:
-    """Where the ranks run: nodes of a wind tunnel."""
-
-    interface = "eth0"
-
-    def __init__(self, tunnel: Any, regions: dict[str, int]) -> None:
-        self._tunnel, self.regions, self.folder = tunnel, regions, Path(tunnel.folder)
-        self.master = f"{tunnel.address(next(iter(regions)), 0)}:29400"
-
-    def rail(self, region: str, node: int, shift: int) -> str:
-        return f"{self._tunnel.address(region, node)}:{29600 + shift}"
-
-    def start(self, region: str, node: int, argv: list[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
-        return self._tunnel.start(region, node, argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-
-class LoopbackNet:
-    """Where the ranks run: this machine, over 127.0.0.1."""
-
-    interface = "lo"
-
-    def __init__(self, folder: Path, regions: dict[str, int]) -> None:
-        self.folder, self.regions = folder, regions
-        with contextlib.ExitStack() as stack:
-            count = 2 * sum(regions.values()) + 1
-            ports = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(count)]
-        self.master, self._ports = f"127.0.0.1:{ports.pop()}", ports
-
-    def rail(self, region: str, node: int, shift: int) -> str:
-        number = sum(count for name, count in self.regions.items() if name < region) + node
-        return f"127.0.0.1:{self._ports[2 * number + shift]}"
-
-    def start(self, region: str, node: int, argv: list[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def run_rank(options: dict[str, Any]) -> None:
@@ -210,6 +176,9 @@ class Rank:
             if options["shares"]:
                 reducing = ReducerOptions(shares=tuple(options["shares"]))
                 self.reducers["shares", "none"] = HierarchicalReducer(group, rail, "none", reducing)
+        self.bare = None
+        if len(place.members.regions) == 2:
+            self.bare = BareTcp.between(read_members(folder / "bare.json"), place, options["streams"], options["rate"])
         self.tensor = self.kept = torch.empty(0)
 
     def take(self, size_bytes: int) -> None:
@@ -228,15 +197,13 @@ class Rank:
         from isthmus.runtime.hashing import fingerprint
 
         match do:
-            case "hierarchical":
-                self.reducers["plain", codec].all_reduce_(self.tensor, 1)
-            case "shares":
-                self.reducers["shares", codec].all_reduce_(self.tensor, 1)
-            case "tls":
-                self.reducers["tls", codec].all_reduce_(self.tensor, 1)
+            case "hierarchical" | "shares" | "tls":
+                self.reducers[{"hierarchical": "plain"}.get(do, do), codec].all_reduce_(self.tensor, 1)
             case "flat":
                 dist.all_reduce(self.tensor)
                 self.tensor.mul_(1 / self.ranks)
+            case "bare":
+                self.bare.swap(self.tensor.nbytes // (self.ranks // 2))
             case "refill":
                 self.tensor.normal_(generator=torch.Generator().manual_seed(self.number))
             case "keep":
@@ -268,7 +235,7 @@ def run_case(case: Case, only_bytes: int | None = None, *, tls: bool = False) ->
 
 def measure(case: Case, size: int, tunnel: Any, ranks: Ranks, *, tls: bool) -> dict[str, Any]:
     """Cold, warm (in turns) and idle figures of one size."""
-    ways = ("hierarchical", "tls", "flat") if tls else ("hierarchical", "flat")
+    ways = ("hierarchical", "tls", "bare", "flat") if tls else ("hierarchical", "bare", "flat")
     cold = {way: ranks.ask(do=way, size_bytes=size)[0] for way in ways}
     warm: dict[str, list[float]] = {way: [] for way in ways}
     wire = {}
@@ -308,7 +275,7 @@ def run_loopback(size: int, repeats: int = 7) -> bool:
     for regions in ({"east": 1, "west": 1}, {"east": 2, "west": 2}):
         with tempfile.TemporaryDirectory() as folder:
             ranks = Ranks(LoopbackNet(Path(folder), regions), 2, None, tls=True)
-            times: dict[str, list[float]] = {"hierarchical": [], "tls": [], "flat": []}
+            times: dict[str, list[float]] = {"hierarchical": [], "tls": [], "bare": [], "flat": []}
             for number in range(repeats + 1):
                 for way, found in times.items():
                     seconds = ranks.ask(do=way, size_bytes=size)[0]
@@ -318,7 +285,8 @@ def run_loopback(size: int, repeats: int = 7) -> bool:
             ranks.stop()
         median = {way: statistics.median(found) for way, found in times.items()}
         print(f"\nloopback, {len(regions)} regions of {regions['east']}, {size / 1e6:g} MB, bits equal: {len(hashes) == 1}")
-        for way, label, goal in (("hierarchical", "plain", 1.0), ("tls", "TLS", 0.5), ("flat", "gloo", None)):
+        labels = (("hierarchical", "plain", 1.0), ("tls", "TLS", 0.5), ("bare", "bare", None), ("flat", "gloo", None))
+        for way, label, goal in labels:
             ratio = median["flat"] / median[way]
             verdict = "" if goal is None else f" (goal >= {goal:g}: {'met' if ratio >= goal else 'MISSED'})"
             kept = kept and (goal is None or ratio >= goal)
@@ -372,7 +340,7 @@ def show(row: dict[str, Any]) -> None:
     limit, median = row["limit_s"], row["median"]
     print(f"\n{row['case']}: {row['size_bytes'] / 1e6:g} MB, {row['streams']} streams a rail, {row['link']['congestion']}")
     print(f"  limit {limit:.3f} s = {row['bytes_s']:.3f} s bytes / rate + {row['latency_s']:.3f} s RTT / 2")
-    labels = {"hierarchical": "hierarchical", "tls": "inside TLS", "flat": "gloo flat"}
+    labels = {"hierarchical": "hierarchical", "tls": "inside TLS", "bare": "bare TCP", "flat": "gloo flat"}
     for way, label in labels.items():
         if way not in median:
             continue

@@ -28,7 +28,7 @@ from isthmus.runtime.wan.rail import Rail, Ticket
 __all__ = ["Buffers", "Exchange", "ExchangeOptions", "exchange_mean", "gather", "gather_on_all"]
 
 _PHASE = 1 << 16
-_BLOCK = 1 << 14
+_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +222,7 @@ class Exchange:
             out.copy_(terms[0])
             out.mul_(self._scale)
             return
-        # NumPy's calls cost a tenth of torch's, so blocks can be small enough to be in the cache when they are scaled.
+        # NumPy's calls cost a tenth of torch's; a block is still in the cache when it is scaled.
         first, second, *rest = (term.detach().numpy() for term in terms)
         sums, scale = out.detach().numpy(), np.float32(self._scale)
         for start in range(0, sums.size, _BLOCK):
