@@ -30,8 +30,8 @@ __all__ = ["LinkUse", "Rail", "RailOptions", "Ticket"]
 
 PAYLOAD: Final = 1448 / 1500  # of an IP packet, at the usual MTU and with TCP time stamps
 # Paced at exactly the share, a stream that once fell behind never catches up and the link runs short; with this much more
-# the queue grows by a tenth of the rate at most until the congestion control holds it.
-PACE: Final = 1.1
+# the queue grows by so little of the rate at most until the congestion control holds it.
+PACE: Final = 1.03
 WATCH_S_MAX: Final = 0.1
 Buffer = torch.Tensor | memoryview | bytearray | bytes
 
