@@ -32,8 +32,9 @@ __all__ = [
 ]
 
 CodecName = Literal[
-    "none", "bf16", "int8", "int7", "int6", "int5", "int4", "int3", "int2", "sign", "sign-majority", "topk", "topk-int4", "powersgd"
-]
+    "none", "bf16", "int8", "int7", "int6", "int5", "int4", "int3", "int2",
+    "sign", "sign-majority", "topk", "topk-int4", "powersgd",
+]  # fmt: skip
 Weight = Literal["equal", "tokens"]
 OnPartition = Literal["wait", "continue"]
 PipelineSchedule = Literal["1f1b", "interleaved"]
