@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 import isthmus
 
 
@@ -25,3 +27,19 @@ def test_an_unknown_option_is_bad_input() -> None:
     assert done.returncode == 2
     assert "No such option: --colour" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["keys", "east", "-o", "/proc/none"], "error: /proc/none: No such file or directory"),
+        (
+            ["coordinator", "--listen", "127.0.0.1:29755", "--journal", "/proc/none/j"],
+            "error: --journal: '/proc/none/j' cannot be kept: No such file or directory",
+        ),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_named_without_a_traceback(arguments: list[str], message: str) -> None:
+    done = isthmus_run(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == message

@@ -48,6 +48,11 @@ def main() -> None:
         _fail(f"error: {error}", 2)
     except InfeasibleError as error:
         _fail(f"no answer: {error}", 1)
+    except (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError) as error:
+        # A path that a user named for reading or writing; everything else of the system's is a bug and keeps its traceback.
+        if error.filename is None:
+            raise
+        _fail(f"error: {error.filename}: {error.strerror}", 2)
     except KeyboardInterrupt:
         _fail("stopped", 128 + signal.SIGINT)
     except BrokenPipeError:

@@ -44,6 +44,8 @@ def coordinator(
     try:
         asyncio.run(serve(address, journal, tls))
     except OSError as error:
+        if error.filename is not None:
+            raise InputError("--journal", f"{str(journal)!r} cannot be kept: {error.strerror}") from error
         raise InputError("--listen", f"{listen!r} cannot be served: {error}") from error
 
 

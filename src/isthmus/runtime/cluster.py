@@ -64,7 +64,8 @@ def join(plan: Plan | Path | str | None = None, *, timeout_s: float = 120.0) -> 
         plan: A plan or its path. The launcher's ISTHMUS_PLAN goes before it, so that one script can be run all ways.
         timeout_s: Silence after which another rank counts as lost; the same on all ranks. It must exceed the longest lag
             between regions: for every-step strategies one step, for local steps the time by which the slowest region's
-            K inner steps outlast the fastest one's. (An idle link sends no signs of life yet.)
+            K inner steps outlast the fastest one's. A region that shows no sign of life at all is found sooner. With a
+            coordinator, the plan's `survival` takes its place between regions.
 
     Raises:
         InputError: The environment, the members or the plan is wrong; or the plan's strategy cannot be run here.

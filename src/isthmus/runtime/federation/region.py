@@ -145,6 +145,7 @@ class Alarm:
 
 
 def _clone(store: Any) -> Any:
+    """A connection of its own for the alarm's thread; stores without one (in memory, or a file) are safe to share."""
     try:
         return store.clone()
     except (AttributeError, RuntimeError, NotImplementedError):
