@@ -38,8 +38,9 @@ def in_node_carrier(group: NodeGroup) -> InNodeCarrier:
     """The class of the links that join the GPUs of a node of `group` that share its wiring."""
     if group.in_node.kind in ("pcie", "none"):
         return "pcie"
-    if group.gpu.fabric == "nvlink" and group.gpu.fabric_generation in range(1, 7):
-        return _NVLINK[group.gpu.fabric_generation - 1]
+    generation = group.gpu.fabric_generation
+    if group.gpu.fabric == "nvlink" and generation is not None and 1 <= generation <= len(_NVLINK):
+        return _NVLINK[generation - 1]
     return "infinity-fabric" if group.gpu.fabric == "infinity-fabric" else "scale-up"
 
 

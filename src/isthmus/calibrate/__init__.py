@@ -1,0 +1,1 @@
+"""Measurements to constants: what a fabric's own collectives say about the constants that predictions rest on."""

@@ -1,0 +1,295 @@
+"""The ways NCCL can do a collective on a group, each boiled down to one curve over the size of the buffer.
+
+    t(S) = L + F sqrt(y / (1 + y)) + S s,   y = S / S_f
+
+L is the sum of hops in the longest chain (`latency_s`), F what filling and draining the pipeline of chunks costs once
+chunks have their full size (they grow with the buffer until S_f, hence the root), s the seconds a byte takes on the
+resource that is busiest (`bind`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from math import log2, prod
+
+from isthmus.cost.collectives_constants import Constants
+from isthmus.cost.collectives_group import Group, GroupLevel
+from isthmus.fabric import number
+from isthmus.fabric.carriers import Carrier
+from isthmus.formats.collective_runs import Algorithm, Collective, Protocol
+
+__all__ = ["Curve", "curves"]
+
+NVLS_RANKS_MIN = 5
+"""GPUs of one node from which NCCL lets the switch add: 5 on H200, 6 on B200 (stas00/ml-engineering, network/README.md)."""
+
+NVLS_TREE_GPUS_MIN = 3
+"""GPUs a node from which NCCL sets NVLS up at all (src/transport/nvls.cc returns at two)."""
+
+_LL_BYTES_PER_S: dict[str, tuple[float, float, float]] = {
+    "nvlink2": (39e9, 39e9, 20.4e9),
+    "nvlink3": (87.7e9, 22.5e9, 19e9),
+    "nvlink4": (141e9, 45e9, 35e9),
+    "nvlink5": (282e9, 90e9, 70e9),
+}
+"""Most bus bandwidth of LL on 1, 2, and more nodes: llMaxBws of NCCL 2.30, src/graph/tuning.cc; others count as nvlink3."""
+
+HOST_BYTES_PER_S = 15.75e9
+"""PCIe 3.0 x16, at most what goes through host memory per direction."""
+
+_SIMPLE_ONLY: frozenset[Carrier] = frozenset({"tcpx", "tcpxo"})
+"""Networks whose vendor's settings fix NCCL_PROTO=Simple (Google Cloud, GPUDirect-TCPX guide)."""
+
+_NO_LL128: frozenset[Carrier] = frozenset({"pcie", "host", "efa", "ethernet", "slingshot", "wan-tcp"})
+"""Where NCCL does not take LL128: it needs NVLink in the node and stores of 128 bytes that stay whole on the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One way to do a collective on a group."""
+
+    algorithm: Algorithm
+    protocol: Protocol
+    latency_s: float
+    seconds_per_byte: float
+    bind: str
+    fill_s: float
+    fill_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A collective on a group, with what every algorithm asks of it."""
+
+    collective: Collective
+    group: Group
+    constants: Constants
+
+    @property
+    def ranks(self) -> int:
+        return prod(level.members for level in self.group)
+
+    @property
+    def inside(self) -> GroupLevel | None:
+        return self.group[0] if self.group[0].in_node else None
+
+    @property
+    def above(self) -> Group:
+        return self.group[1:] if self.group[0].in_node else self.group
+
+    @property
+    def gpus(self) -> int:
+        return self.group[0].members if self.group[0].in_node else 1
+
+    @property
+    def nodes(self) -> int:
+        return prod(level.members for level in self.above)
+
+    @property
+    def twice(self) -> bool:
+        return self.collective == "all-reduce"
+
+    def sustained(self, level: GroupLevel) -> float:
+        """Bytes/s of a long transfer. GPUs read host memory no faster over a newer slot: their reads in flight bind."""
+        rate = min(level.rate_bytes_per_s, HOST_BYTES_PER_S) if level.carrier == "host" else level.rate_bytes_per_s
+        one_way = 2.0 if level.carrier == "host" and self.collective in ("broadcast", "reduce") else 1.0  # half duplex
+        return rate * one_way * self.constants.carriers[level.carrier].sustained
+
+    def fill_s(self, protocol: Protocol) -> float:
+        """F: what the links of the node and those above cost together; small protocols send small chunks."""
+        constants = self.constants
+        levels = [self.group[0], *self.above[:1]] if self.inside else self.above[:1]
+        total = sum(constants.carriers[level.carrier].fill_s for level in levels)
+        depth = max(0.25, 1 + constants.fill_doubling * (log2(self.ranks) - 3))
+        share = {"ll": constants.fill_ll, "ll128": constants.fill_ll128}.get(protocol, 1.0)
+        return total * depth * share * (1.0 if self.twice else constants.fill_one_way)
+
+    def latency_s(self, protocol: Protocol, base: str, hops: float) -> float:
+        """NCCL's base latency and the hops' own, both times what this protocol really takes."""
+        constants = self.constants
+        scale = {"ll": constants.latency_ll, "ll128": constants.latency_ll128}.get(protocol, constants.latency_simple)
+        return scale * (_nccl_s("base", f"{base}_{protocol}") + hops)
+
+    def hop_s(self, level: GroupLevel, kind: str) -> float:
+        """One hop of `level`; `kind` is such as `ring_ll`."""
+        family = "hop-net" if not level.in_node else "hop-pci" if level.carrier in ("pcie", "host") else "hop-nvlink"
+        return _nccl_s(family, kind) * self.constants.carriers[level.carrier].hop
+
+    def extra_s(self, crossings: Callable[[int], float]) -> float:
+        """Ways beyond a hop (switches, WAN), `crossings(members at and above this level)` times each."""
+        total, beyond = 0.0, self.nodes
+        for level in self.above:
+            total += crossings(beyond) * level.latency_s
+            beyond //= level.members
+        return total
+
+    def curve(self, way: tuple[Algorithm, Protocol], latency_s: float, pace: tuple[float, str]) -> Curve:
+        return Curve(*way, self.constants.launch_s + latency_s, *pace, self.fill_s(way[1]), self.constants.fill_bytes)
+
+
+@lru_cache(maxsize=65536)
+def curves(
+    collective: Collective, group: Group, algorithm: Algorithm, protocol: Protocol, constants: Constants
+) -> tuple[Curve, ...]:
+    """The ways to do `collective` on `group`; only `algorithm` and `protocol` where they are not `auto`.
+
+    Empty where the group cannot do it that way.
+    """
+    case = _Case(collective, group, constants)
+    if case.ranks <= 1:
+        return (Curve("ring", "simple", 0.0, 0.0, "nothing to send", 0.0, 1.0),)
+    ways = {
+        "ring": _ring,
+        "tree": _tree,
+        "nvls": _nvls,
+        "nvls-tree": _nvls_tree,
+        "collnet": _collnet,
+        "pat": _pat,
+        "pairwise": _pairwise,
+    }
+    found = [curve for name, way in ways.items() if algorithm in ("auto", name) for curve in way(case)]
+    return tuple(curve for curve in found if protocol in ("auto", curve.protocol))
+
+
+@cache
+def _nccl_s(family: str, kind: str) -> float:
+    """A latency of NCCL's tuner, from the catalogue."""
+    return number("nccl", family, kind)
+
+
+def _protocols(case: _Case) -> list[Protocol]:
+    carriers = {level.carrier for level in case.group}
+    if carriers & _SIMPLE_ONLY:
+        return ["simple"]
+    whole = not carriers & _NO_LL128 and case.inside is not None
+    return ["ll", "ll128", "simple"] if whole else ["ll", "simple"]
+
+
+def _ring_bytes_per_s(case: _Case) -> tuple[float, str]:
+    """Bus bandwidth of rings through every rank: each level's member is entered and left once by every ring."""
+    slowest = min(case.group, key=case.sustained)
+    return case.sustained(slowest), slowest.carrier
+
+
+def _protocol_rate(case: _Case, protocol: Protocol, rate: tuple[float, str]) -> tuple[float, str]:
+    match protocol:
+        case "ll":
+            caps = _LL_BYTES_PER_S.get(case.inside.carrier if case.inside else "nvlink3", _LL_BYTES_PER_S["nvlink3"])
+            cap = caps[min(case.nodes, 3) - 1]
+            halved = rate[0] * case.constants.share_ll
+            return (halved, rate[1]) if halved <= cap else (cap, "LL protocol")
+        case "ll128":
+            return rate[0] * case.constants.share_ll128, rate[1]
+        case _:
+            return rate
+
+
+def _ring(case: _Case) -> list[Curve]:
+    """2 (n-1) steps for an all-reduce, n-1 for what goes round once; a chain for broadcast and reduce."""
+    if case.collective in ("all-to-all", "send-recv"):
+        return []
+    laps, ranks, nodes = (2 if case.twice else 1), case.ranks, case.nodes
+    wire = 1.0 if case.collective in ("broadcast", "reduce") else laps * (ranks - 1) / ranks
+    found: list[Curve] = []
+    for protocol in _protocols(case):
+        rate, bind = _protocol_rate(case, protocol, _ring_bytes_per_s(case))
+        between = laps * (nodes - 1)
+        hops = between * case.hop_s(case.above[0], f"ring_{protocol}") if case.above else 0.0
+        if case.inside:
+            hops += (laps * (ranks - 1) - between) * case.hop_s(case.inside, f"ring_{protocol}")
+        latency_s = case.latency_s(protocol, "ring", hops) + case.extra_s(lambda members: laps * (members - 1))
+        found.append(case.curve(("ring", protocol), latency_s, (wire / rate, bind)))
+    return found
+
+
+def _tree(case: _Case) -> list[Curve]:
+    """Double binary trees between nodes, chains inside; all-reduce only."""
+    if not case.twice or case.nodes < 2:
+        return []
+    found: list[Curve] = []
+    raw, bind = _ring_bytes_per_s(case)
+    share = 1.0 if case.nodes <= 2 else case.constants.share_tree
+    for protocol in _protocols(case):
+        rate, name = _protocol_rate(case, protocol, (raw * share, bind))
+        hops = log2(case.nodes) * case.hop_s(case.above[0], f"tree_{protocol}")
+        if case.inside:
+            hops += (case.gpus - 1) * case.hop_s(case.inside, f"tree_{protocol}")
+        latency_s = case.latency_s(protocol, "tree", 2 * hops) + case.extra_s(lambda members: 2 * log2(members))
+        wire = 2 * (case.ranks - 1) / case.ranks
+        found.append(case.curve(("tree", protocol), latency_s, (wire / rate, name)))
+    return found
+
+
+def _nvls(case: _Case) -> list[Curve]:
+    """The NVSwitch adds and multicasts: (n+1)/n of the buffer per direction; see `nvls_all_reduce_s`."""
+    inside = case.inside
+    if not case.twice or case.above or inside is None or not inside.adds or case.gpus < NVLS_RANKS_MIN:
+        return []
+    own = case.constants.carriers[inside.carrier]
+    pace = (case.gpus + 1) / case.gpus / (inside.rate_bytes_per_s * own.switch_sustained)
+    return [case.curve(("nvls", "simple"), own.switch_latency_s, (pace, f"{inside.carrier} switch"))]
+
+
+def _nvls_tree(case: _Case) -> list[Curve]:
+    """The switch in every node, a tree between them: S across for two nodes, twice that for more."""
+    inside = case.inside
+    if not case.twice or not case.above or inside is None or not inside.adds or case.gpus < NVLS_TREE_GPUS_MIN:
+        return []
+    own = case.constants.carriers[inside.carrier]
+    switch = (case.gpus + 1) / case.gpus / (inside.rate_bytes_per_s * own.switch_sustained * case.constants.share_nvls_tree)
+    slowest = min(case.above, key=case.sustained)
+    wire = (1.0 if case.nodes == 2 else 2.0) / case.sustained(slowest)
+    pace = (switch, f"{inside.carrier} switch") if switch >= wire else (wire, slowest.carrier)
+    hop_s = _nccl_s("hop-net", "nvlstree") * case.constants.carriers[case.above[0].carrier].hop
+    latency_s = own.switch_latency_s + 2 * log2(case.nodes) * hop_s + case.extra_s(lambda members: 2 * log2(members))
+    return [case.curve(("nvls-tree", "simple"), latency_s, pace)]
+
+
+def _collnet(case: _Case) -> list[Curve]:
+    """The network's switches add (SHARP): S up and S down once, in place of a ring's 2 (n-1)/n."""
+    if not case.twice or not case.above or not all(level.adds for level in case.above):
+        return []
+    slowest = min(case.above, key=case.sustained)
+    wire = 1.0 / case.sustained(slowest)
+    inside = case.inside
+    rate = case.sustained(inside) if inside else float("inf")
+    within = 2 * (case.gpus - 1) / case.gpus / rate
+    pace = (within, inside.carrier) if inside and within > wire else (wire, slowest.carrier)
+    hop_s = _nccl_s("hop-net", "collnet_direct") * case.constants.carriers[case.above[0].carrier].hop
+    hops = 2 * (case.gpus - 1) * case.hop_s(inside, "ring_simple") if inside else 0.0
+    return [case.curve(("collnet", "simple"), case.latency_s("simple", "tree", hops + hop_s), pace)]
+
+
+def _pat(case: _Case) -> list[Curve]:
+    """Parallel aggregated trees: all-gather and reduce-scatter in log2 n steps, one GPU a node (NCCL 2.23)."""
+    if case.collective not in ("all-gather", "reduce-scatter") or case.inside is not None:
+        return []
+    rate, bind = _ring_bytes_per_s(case)
+    hop_s = case.hop_s(case.above[0], "ring_simple")
+    latency_s = case.latency_s("simple", "ring", log2(case.ranks) * hop_s) + case.extra_s(log2)
+    share = 0.75  # patCorrection-like factor of NCCL's tuner for PAT
+    return [case.curve(("pat", "simple"), latency_s, ((case.ranks - 1) / case.ranks / (rate * share), bind))]
+
+
+def _pairwise(case: _Case) -> list[Curve]:
+    """Sends between pairs at once: all-to-all, and one send each way."""
+    if case.collective not in ("all-to-all", "send-recv"):
+        return []
+    ranks, paces, below = case.ranks, [(0.0, "")], 1
+    for level in case.group:
+        rate = case.sustained(level) * case.constants.share_pairwise
+        # What one member of the level sends out of itself: its ranks' buffers, less what stays within.
+        own = 1.0 if case.collective == "send-recv" else below * (ranks - below) / ranks
+        if case.collective == "all-to-all" and level.in_node and level is case.group[0]:
+            own = (level.members - 1) / ranks
+        paces.append((own / rate, level.carrier))
+        below *= level.members
+    pace = max(paces)
+    farthest = case.group[-1]
+    hops = case.hop_s(farthest, "ring_simple") + (ranks - 2) * PAIR_S * (case.collective == "all-to-all")
+    latency_s = case.latency_s("simple", "ring", hops) + case.extra_s(lambda members: 1.0)
+    return [case.curve(("pairwise", "simple"), latency_s, pace)]
+
+
+PAIR_S = 0.5e-6
+"""Each further peer of an all-to-all: a guess; sends to many peers share channels and start together."""
