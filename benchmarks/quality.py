@@ -2,6 +2,7 @@
 
     make quality                                  # everything; goes on where an earlier run was interrupted
     python benchmarks/quality.py --max-runs 2     # a piece of it
+    python benchmarks/quality.py --codecs         # the other codecs too: what the planner's loss bands rest on
 
 Each way trains the reference model on real text (Python's own source) over two or three regions for the same steps, with
 three seeds; a seed fixes the initial parameters and the order of the samples, so ways are compared in pairs with the
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isthmus.plan import Outer, Strategy, save_plan
+from isthmus.plan import CodecName, Outer, Strategy, save_plan
 from isthmus.runtime.loopback import lone_plan, start
 
 REGIONS = ("shenzhen", "shanghai", "hongkong")
@@ -70,6 +71,14 @@ def all_ways(inner_steps: int, outer: Outer) -> dict[str, Way]:
         "streamed2": Way(streamed, 2, "fp32", 0.02),
         "three": Way(every_step, 3),
         "streamed3": Way(streamed, 3, "three", 0.02),
+    }
+
+
+def codec_ways() -> dict[str, Way]:
+    """Every-step training with each other codec and error feedback; none has a limit, the planner's bands hold what came out."""
+    codecs: tuple[CodecName, ...] = ("int8", "int3", "int2", "sign", "topk", "topk-int4", "powersgd")
+    return {
+        codec: Way(Strategy(name=f"every step, {codec} + EF", kind="hierarchical", codec=codec), 2, "fp32") for codec in codecs
     }
 
 
@@ -249,7 +258,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--outer-lr", type=float, default=0.8)
     parser.add_argument("--outer-momentum", type=float, default=0.4)
     parser.add_argument("--max-runs", type=int, default=99, help="stop after so many trainings")
-    parser.add_argument("--only", nargs="*", help="ways: fp32, int4, local, streamed2, three, streamed3")
+    parser.add_argument("--only", nargs="*", help="ways: fp32, int4, local, streamed2, three, streamed3, or a codec")
+    parser.add_argument("--codecs", action="store_true", help="also every-step training with each other codec")
     parser.add_argument("--no-emulation", action="store_true")
     return parser.parse_args()
 
@@ -257,7 +267,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     options = parse()
     outer = Outer(lr=options.outer_lr, momentum=options.outer_momentum, nesterov=options.outer_momentum > 0)
-    ways = all_ways(options.inner_steps, outer)
+    ways = all_ways(options.inner_steps, outer) | (codec_ways() if options.codecs else {})
     config = {name: getattr(options, name) for name in ("steps", "preset", "batch", "lr", "eval_windows")}
     results, left = load(options.out, config), options.max_runs
     settle(results, ways)

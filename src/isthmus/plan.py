@@ -15,9 +15,14 @@ from isthmus.documents import Document, load_document
 
 __all__ = [
     "Assumption",
+    "Basis",
+    "BreakEven",
     "Candidate",
     "CodecName",
     "Layout",
+    "LossBand",
+    "Money",
+    "MoneyRow",
     "OnPartition",
     "Outer",
     "PipelineSchedule",
@@ -39,6 +44,7 @@ Weight = Literal["equal", "tokens"]
 OnPartition = Literal["wait", "continue"]
 PipelineSchedule = Literal["1f1b", "interleaved"]
 StrategyKind = Literal["flat", "hierarchical", "local-steps", "sharded", "pipeline"]
+Basis = Literal["exact", "published", "measured", "judgement"]
 Positive = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0)]
 
@@ -145,10 +151,23 @@ class Prediction(Document):
     formula: str
 
 
+class LossBand(Document):
+    """How far the final loss may end from that of the same run with every sum exact, as a share of it; below 0 is better.
+
+    A band, never a promise. `basis` is the weakest of what it rests on: `exact` (the same sums), `published` results,
+    `measured` by benchmarks/quality.py on a small model, `judgement`.
+    """
+
+    low: float = 0.0
+    high: float = 0.0
+    basis: Basis = "exact"
+    source: str = "the same sums as in one region"
+
+
 class Candidate(Document):
     """One strategy that was weighed: with a prediction, or with the constraint that refused it.
 
-    `risk` says in words what the strategy may do to the loss.
+    `risk` says in words what the strategy may do to the loss, `loss` in figures.
     """
 
     strategy: Strategy
@@ -156,6 +175,7 @@ class Candidate(Document):
     prediction: Prediction | None = None
     refused: str | None = None
     risk: str = ""
+    loss: LossBand = LossBand()
 
 
 class Assumption(Document):
@@ -169,8 +189,54 @@ class Assumption(Document):
     source: str
 
 
+class BreakEven(Document):
+    """Where the choice changes as one quantity of the fabric moves and all else stays: `below` and `above` are strategies.
+
+    `quantity` is named like the document's key; `value` is in SI units (`unit` says which).
+    """
+
+    quantity: str
+    value: Amount
+    unit: str
+    below: str
+    above: str
+
+
+class MoneyRow(Document):
+    """One part of the bill: per month, with the sum in words."""
+
+    name: str
+    per_month: Amount
+    how: str
+
+
+class Money(Document):
+    """What training costs at the user's own prices; `left_out` names what no price was given for.
+
+    Attributes:
+        currency: As the prices state it.
+        as_of: Their date.
+        per_month: All rows.
+        per_trillion_tokens: At the predicted pace, without a stop.
+        power_w: Average draw of all nodes at the meter, cooling included where a PUE is given; None where a node's is unknown.
+        racks: Filled by the nodes at the stated power of a rack; None where none is stated.
+    """
+
+    currency: str
+    as_of: str | None = None
+    per_month: Amount
+    per_trillion_tokens: Amount
+    rows: list[MoneyRow] = Field(default_factory=list[MoneyRow])
+    left_out: list[str] = Field(default_factory=list[str])
+    power_w: Amount | None = None
+    racks: int | None = None
+
+
 class Plan(Document):
-    """The chosen strategy and everything needed to check the choice."""
+    """The chosen strategy and everything needed to check the choice.
+
+    `binds` says which resource the step waits for, by how much the step changes with each.
+    """
 
     version: Literal[1] = 1
     fabric: str
@@ -183,6 +249,10 @@ class Plan(Document):
     why: str
     rule_of_thumb: str
     risk: str = ""
+    loss: LossBand = LossBand()
+    binds: str = ""
+    break_even: list[BreakEven] = Field(default_factory=list[BreakEven])
+    money: Money | None = None
     alternatives: list[Candidate] = Field(default_factory=list[Candidate])
     assumptions: list[Assumption] = Field(default_factory=list[Assumption])
 

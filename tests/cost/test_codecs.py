@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from isthmus.cost.codecs import BLOCK_ELEMENTS, codec_ratio, low_rank_ratio
+from isthmus.cost.codecs import BLOCK_ELEMENTS, Matrices, codec_ratio, coding_traffic_bytes, low_rank_ratio, low_rank_share
 from isthmus.errors import InfeasibleError
 from isthmus.plan import CodecName
 
@@ -32,3 +32,18 @@ def test_low_rank_of_a_matrix_too_small_for_it_is_the_matrix() -> None:
     assert low_rank_ratio(4, 4, 4) == 1.0
     with pytest.raises(InfeasibleError, match="low_rank_ratio"):
         codec_ratio("powersgd")
+
+
+def test_low_rank_codes_whole_rows_of_a_shard_and_leaves_the_rest_as_it_is() -> None:
+    # 1,000 x 500 and 100 loose elements, rank 4: shards of 50,000 are 100 rows: 4 x 600 / 50,000 = 4.8% of the matrix.
+    matrices = [Matrices(rows=1000, columns=500, count=1)]
+    assert low_rank_share(matrices, 500_100, 4, 50_000) == pytest.approx((0.048 * 500_000 + 100) / 500_100)
+    assert low_rank_share(matrices, 500_100, 4, 1e9) == pytest.approx((4 * 1500 + 100) / 500_100)
+    assert low_rank_share(matrices, 500_100, 4, 1) == 1
+
+
+def test_coding_moves_what_is_read_and_written() -> None:
+    # int8 of two regions: 4 + 4 read, 4 + 1.0156 written; decoded twice, 1.0156 read and 8 for the sum.
+    ratio = codec_ratio("int8")
+    assert coding_traffic_bytes("int8", 2, ratio) == pytest.approx((12 + 4 * ratio, 2 * (8 + 4 * ratio)))
+    assert coding_traffic_bytes("none", 2, 1.0) == (0, 0)

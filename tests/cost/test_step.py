@@ -10,6 +10,7 @@ from isthmus.cost.step import (
     blocking_sync_s,
     compute_s,
     delayed_sync_s,
+    fragments_exposed_s,
     pipeline_bubble_fraction,
     pipeline_wan_exposed_s,
     pipeline_warm_up_extra,
@@ -94,3 +95,13 @@ def test_without_deeper_warm_up_every_micro_batch_pays_for_the_wan() -> None:
     shallow = _played_pipeline_s(4, 64, 1.0, 3.0, 0)
     deep = _played_pipeline_s(4, 64, 1.0, 3.0, pipeline_warm_up_extra(1.0, 3.0, 1))
     assert shallow - here > 5 * (deep - here)
+
+
+def test_fragments_one_by_one_cost_what_one_blocking_sync_costs_and_delay_hides_each() -> None:
+    # 4 fragments of 3 s (2 s on the wire) every 10 steps of 1 s. Blocking 4 x 3 / 10; 3 steps late nothing but 0.1 s of work each.
+    assert fragments_exposed_s(3.0, 2.0, 0.1, (10, 0, 4), 1.0) == pytest.approx(1.2)
+    assert fragments_exposed_s(3.0, 2.0, 0.1, (10, 3, 4), 1.0) == pytest.approx(0.04)
+    assert fragments_exposed_s(3.0, 2.0, 0.1, (10, 2, 4), 1.0) == pytest.approx(0.4)
+    # A link that needs 4 x 2 s every 5 steps sets the pace, however late: (8 - 5) / 5.
+    assert fragments_exposed_s(3.0, 2.0, 0.1, (5, 5, 4), 1.0) == pytest.approx(0.6)
+    assert fragments_exposed_s(3.0, 3.0, 0.0, (7, 2, 1), 1.0) == pytest.approx(delayed_sync_s(3.0, 7, 2, 1.0))

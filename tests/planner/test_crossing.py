@@ -43,4 +43,4 @@ def test_the_ring_counts_every_rank_also_where_regions_differ() -> None:
     assert setting.wan is not None
     crossing = cross(setting, setting.wan, FLAT, axes, compute_step(setting, axes, spread=False))
     assert crossing.wan_bytes == pytest.approx(2 * 2 / 3 * setting.parameters * 4)
-    assert "8 rings at once over 3 ranks" in crossing.words
+    assert "8 rings at once over 3 ranks" in crossing.words()

@@ -7,10 +7,11 @@ import pytest
 from isthmus.cost.collectives import Link, Tier
 from isthmus.fabric import read_fabric
 from isthmus.planner import choose_plan
-from isthmus.planner.candidates import layouts, strategies
+from isthmus.planner.candidates import layouts
 from isthmus.planner.inside import InRegion, group_rate, in_region, steady_s
 from isthmus.planner.predict import compute_step
 from isthmus.planner.setting import make_setting
+from isthmus.planner.ways import ways
 from isthmus.workload import Axes, parameter_count, read_workload
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -61,7 +62,7 @@ def test_overlapped_traffic_costs_what_exceeds_the_compute_and_blocking_what_exc
 
 
 def test_no_layout_is_quicker_than_its_wire_or_its_compute() -> None:
-    (plain,) = (each for each in strategies(SETTING) if each.name == "hierarchical")
+    (plain,) = (each.strategy for each in ways(SETTING) if each.strategy.name == "hierarchical")
     slower = 0
     for axes in layouts(SETTING, plain):
         compute, wires = compute_step(SETTING, axes, spread=False), in_region(SETTING, axes, spread=False)

@@ -15,7 +15,7 @@ from isthmus.errors import InputError
 from isthmus.fabric import check_fabric, read_fabric
 from isthmus.plan import Candidate, Layout, Plan, save_plan
 from isthmus.planner import choose_plan
-from isthmus.planner.choose import TOLERANCE
+from isthmus.planner.rank import TOLERANCE
 from isthmus.units import show_bytes, show_seconds
 from isthmus.workload import read_workload
 

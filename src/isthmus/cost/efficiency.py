@@ -8,6 +8,7 @@ from isthmus.plan import Assumption
 __all__ = [
     "BACKWARD_FRACTION",
     "BLOCKING_IN_MFU",
+    "BUCKET_WORK",
     "DEFAULT_MFU",
     "MEMORY_RESERVE",
     "NCCL_BUFFER",
@@ -106,6 +107,12 @@ BACKWARD_FRACTION = Assumption(
     value=2 / 3,
     unit="",
     source="twice the forward FLOPs (arXiv 2104.04473)",
+)
+BUCKET_WORK = Assumption(
+    name="host work of one bucket's exchange between regions",
+    value=0.3e-3,
+    unit="s",
+    source="guess: thread wake-ups, frame headers and launches; not yet measured beside a GPU",
 )
 MEMORY_RESERVE = Assumption(
     name="GPU memory kept free",

@@ -6,6 +6,7 @@ __all__ = [
     "blocking_sync_s",
     "compute_s",
     "delayed_sync_s",
+    "fragments_exposed_s",
     "pipeline_bubble_fraction",
     "pipeline_wan_exposed_s",
     "pipeline_warm_up_extra",
@@ -79,6 +80,24 @@ def delayed_sync_s(sync_s: float, inner_steps: int, delay_steps: int, step_s: fl
     runs beside.
     """
     return max(0.0, sync_s - delay_steps * step_s) / inner_steps
+
+
+def fragments_exposed_s(
+    fragment_s: float, wire_s: float, work_s: float, schedule: tuple[int, int, int], step_s: float
+) -> float:
+    """Exposed seconds per inner step when the parameters are synced in fragments, each every K steps and d steps late.
+
+        d = 0:  F C / K
+        d > 0:  max(F max(h, C - d T), F w - K T) / K
+
+    `schedule` = (K, d, F); C = fragment_s, one fragment alone; w = wire_s, its time on the link; h = work_s, what its coding
+    takes of the rank itself; T = step_s. The second term: a link that is busy all the time sets the pace.
+    Leaves out: that the sync slows the steps it runs beside; fragments of unequal size. F = 1 without h is `delayed_sync_s`.
+    """
+    every, delay, fragments = schedule
+    if delay == 0:
+        return fragments * fragment_s / every
+    return max(fragments * max(work_s, fragment_s - delay * step_s), fragments * wire_s - every * step_s, 0.0) / every
 
 
 def swap_bytes(size_bytes: float, regions: int) -> float:

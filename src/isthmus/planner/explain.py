@@ -1,27 +1,12 @@
 """Why a plan is what it is, in sentences that carry their numbers."""
 
-from isthmus.cost.efficiency import (
-    BACKWARD_FRACTION,
-    BLOCKING_IN_MFU,
-    MEMORY_RESERVE,
-    NCCL_BUFFER,
-    NCCL_CHANNELS,
-    NETWORK_EFFICIENCY,
-    NVLINK_EFFICIENCY,
-    OUTER_STATE,
-    PCIE_EFFICIENCY,
-    RDMA_PAYLOAD,
-    TCP_WINDOW,
-)
-from isthmus.cost.paths import Wan
-from isthmus.fabric import levels
-from isthmus.plan import Assumption, Candidate, Prediction, StrategyKind
-from isthmus.planner.candidates import readiness, risk, runs
+from isthmus.plan import Candidate, Prediction, StrategyKind
 from isthmus.planner.setting import Setting
+from isthmus.planner.ways import lacks, readiness, runs
 from isthmus.planner.words import counted
 from isthmus.units import show_bytes, show_seconds
 
-__all__ = ["assumptions", "rule_of_thumb", "why"]
+__all__ = ["rule_of_thumb", "why"]
 
 _BANDS: tuple[tuple[float, str, tuple[StrategyKind, ...]], ...] = (
     (0.005, "below 5 ms: every step, compressed", ("hierarchical",)),
@@ -42,8 +27,8 @@ def why(setting: Setting, ranked: list[Candidate], refused: list[Candidate], tol
     )
     text += _who_runs(setting, winner)
     if len(ranked) > 1:
-        text += " " + _against(winner, ranked[1], tolerance)
-    text += _passed_over(winner, ranked[2:])
+        text += " " + _against(setting, winner, ranked[1], tolerance)
+    text += _passed_over(setting, winner, ranked[2:])
     if refused:
         text += f" {_refused_count(len(refused), len(ranked) + len(refused))} refused, each for the reason that stands with it."
     return text
@@ -51,12 +36,13 @@ def why(setting: Setting, ranked: list[Candidate], refused: list[Candidate], tol
 
 def _who_runs(setting: Setting, winner: Candidate) -> str:
     """Whether isthmus's own runtime trains the winner, and if not, what is missing."""
-    if readiness(winner) == 2:
-        return f" isthmus prices {winner.strategy.kind} over regions but does not run it yet."
+    if _readiness(setting, winner) == 2:
+        stages = f"a pipeline of {winner.layout.pp} stages" if winner.strategy.kind == "pipeline" else winner.strategy.kind
+        return f" isthmus prices {stages} over regions but does not run it yet."
     unequal = len(set(setting.region_gpus)) > 1
-    if not runs(winner):
+    if not runs(winner.strategy, winner.layout, setting.regions):
         text = (
-            " isthmus's own runtime does not run this layout yet (it runs plain data parallelism: tp, pp, ep 1, ZeRO 0, no "
+            " isthmus's own runtime does not run this layout yet (it runs data parallelism: tp, pp, ep 1, ZeRO 0, 2 or 3, no "
             "recomputation)"
         )
         if setting.wan is None:
@@ -67,23 +53,25 @@ def _who_runs(setting: Setting, winner: Candidate) -> str:
     return ""
 
 
-def _passed_over(winner: Candidate, others: list[Candidate]) -> str:
+def _passed_over(setting: Setting, winner: Candidate, others: list[Candidate]) -> str:
     """Candidates that are quicker and no riskier, yet lower because isthmus cannot run them: none silently."""
     better = [
         each
         for each in others
-        if _prediction(each).step_s < _prediction(winner).step_s and risk(each.strategy) <= risk(winner.strategy)
+        if _prediction(each).step_s < _prediction(winner).step_s and each.loss.high <= winner.loss.high
     ]
     return "".join(
-        f" {each.strategy.name} would be {_pace(winner, each)}, {_risks(each, winner)}, but {_lacks(each)}."
+        f" {each.strategy.name} would be {_pace(winner, each)}, {_risks(each, winner)}, but {_lacks(setting, each)}."
         for each in better
     )
 
 
-def _lacks(candidate: Candidate) -> str:
-    if readiness(candidate) == 2:
-        return "isthmus does not run it over regions yet"
-    return "isthmus does not run its layout yet"
+def _lacks(setting: Setting, candidate: Candidate) -> str:
+    return lacks(candidate.strategy, candidate.layout, setting.regions)
+
+
+def _readiness(setting: Setting, candidate: Candidate) -> int:
+    return readiness(candidate.strategy, candidate.layout, setting.regions)
 
 
 def _refused_count(refused: int, all_: int) -> str:
@@ -102,97 +90,30 @@ def rule_of_thumb(setting: Setting, ranked: list[Candidate], refused: list[Candi
     if advised is None:
         bind = next((each.refused for each in refused if each.strategy.kind in kinds), None)
         return f"{head}; not possible here: {bind or 'not among the strategies of one region'}"
-    return f"{head}; differs: {advised.strategy.name} would be {_pace(ranked[0], advised)}, {_reason(ranked[0], advised)}"
+    pace, reason = _pace(ranked[0], advised), _reason(setting, ranked[0], advised)
+    return f"{head}; differs: {advised.strategy.name} would be {pace}, {reason}"
 
 
-def _reason(winner: Candidate, advised: Candidate) -> str:
+def _reason(setting: Setting, winner: Candidate, advised: Candidate) -> str:
     """What really put `advised` below `winner`: pace, what isthmus runs, or risk."""
     risks = _risks(advised, winner)
-    if _change(winner, advised) > 0 and risk(advised.strategy) >= risk(winner.strategy):
+    if _change(winner, advised) > 0 and advised.loss.high >= winner.loss.high:
         return f"and no safer ({risks})"
-    if readiness(winner) < readiness(advised):
-        return f"{risks}, but {_lacks(advised)}, which decides between strategies about as quick"
-    if risk(advised.strategy) > risk(winner.strategy):
+    if _readiness(setting, winner) < _readiness(setting, advised):
+        return f"{risks}, but {_lacks(setting, advised)}, which decides between strategies about as quick"
+    if advised.loss.high > winner.loss.high:
         return f"and risks the loss more ({risks})"
     return f"and that is too much for its lower risk ({risks})"
 
 
-def assumptions(setting: Setting, tolerance: float) -> list[Assumption]:
-    """Every number that the predictions rest on and the user did not see computed, with its source."""
-    workload = setting.workload
-    source = "; ".join((workload.source, *workload.assumed))
-    found = [
-        Assumption(name="tokens per step", value=workload.tokens_per_step, unit="", source=source),
-        Assumption(name="parameters", value=setting.parameters, unit="", source=workload.source),
-        Assumption(
-            name=f"dense {setting.peak_precision} peak of one GPU",
-            value=setting.dense_flop_per_s,
-            unit="FLOP/s",
-            source="catalogue gpus",
-        ),
-        Assumption(name="MFU inside one region", value=setting.mfu, unit="", source=setting.mfu_source),
-        MEMORY_RESERVE,
-        *_tier_assumptions(setting),
-    ]
-    if setting.wan is None:
-        return found
-    tolerated = Assumption(
-        name="longer step taken for lower risk",
-        value=tolerance,
-        unit="",
-        source="judgement; isthmus.planner.choose.TOLERANCE",
-    )
-    return [*found, BACKWARD_FRACTION, OUTER_STATE, tolerated, *_wan_assumptions(setting.wan)]
-
-
-def _tier_assumptions(setting: Setting) -> list[Assumption]:
-    """Efficiencies of the tiers that the regions have; none for single GPUs."""
-    names = {level.name for level in levels(setting.fabric)}
-    found = [BLOCKING_IN_MFU] if names - {"wan"} else []
-    found += [NVLINK_EFFICIENCY] if "nvlink" in names else []
-    found += [PCIE_EFFICIENCY] if "pcie" in names else []
-    return found + ([NETWORK_EFFICIENCY] if names & {"node", "region"} else [])
-
-
-def _wan_assumptions(wan: Wan) -> list[Assumption]:
-    given = "the fabric's wan entries"
-    return [
-        Assumption(name="RTT between regions", value=wan.rtt_s, unit="s", source=given),
-        Assumption(
-            name="jitter, added to each one-way trip",
-            value=wan.jitter_s,
-            unit="s",
-            source=f"{given}; the slowest message counts",
-        ),
-        Assumption(name="loss", value=wan.loss, unit="", source=given),
-        Assumption(
-            name="WAN payload rate of a region",
-            value=wan.limit.rate_bytes_per_s,
-            unit="B/s",
-            source=f"bound by {wan.limit.bind}; {counted(wan.rails, 'rail')} x {counted(wan.streams, 'stream')}"
-            + ("" if wan.rdma else "; headers at MTU 1500, window / RTT, loss after Mathis et al. 1997"),
-        ),
-        Assumption(
-            name="WAN payload rate of one NCCL ring",
-            value=wan.flat(1).rate_bytes_per_s,
-            unit="B/s",
-            source=f"bound by {wan.flat(1).bind}; {counted(wan.channels, 'channel')}, one connection each; "
-            "tp x pp such rings at once",
-        ),
-        *([RDMA_PAYLOAD] if wan.rdma else [TCP_WINDOW]),
-        NCCL_CHANNELS,
-        NCCL_BUFFER,
-    ]
-
-
-def _against(winner: Candidate, runner_up: Candidate, tolerance: float) -> str:
+def _against(setting: Setting, winner: Candidate, runner_up: Candidate, tolerance: float) -> str:
     name, change, pace = runner_up.strategy.name, _change(winner, runner_up), _pace(winner, runner_up)
     risks = _risks(winner, runner_up)
     if change >= tolerance:
         return f"The runner-up {name} is {pace}; risk decides only within {tolerance:.0%}; {risks}."
-    if readiness(winner) < readiness(runner_up):
-        return f"The runner-up {name} is {pace}, but {_lacks(runner_up)}; {risks}."
-    if risk(winner.strategy) < risk(runner_up.strategy):
+    if _readiness(setting, winner) < _readiness(setting, runner_up):
+        return f"The runner-up {name} is {pace}, but {_lacks(setting, runner_up)}; {risks}."
+    if winner.loss.high < runner_up.loss.high:
         return f"The runner-up {name} is {pace}; within {tolerance:.0%} the lower risk decides: {risks}."
     return f"The runner-up {name} is {pace} at the same risk, {_risk(winner)}."
 
@@ -215,7 +136,9 @@ def _risks(one: Candidate, other: Candidate) -> str:
 
 
 def _risk(candidate: Candidate) -> str:
-    return candidate.risk.split(":")[0]
+    """`low (loss 0.0% to +0.2%)`; `none` where the sums are the same."""
+    word, band = candidate.risk.split(":")[0], candidate.loss
+    return word if band.basis == "exact" else f"{word} (loss {band.low:+.1%} to {band.high:+.1%})"
 
 
 def _prediction(candidate: Candidate) -> Prediction:

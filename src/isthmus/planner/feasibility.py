@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from isthmus.errors import InfeasibleError
 from isthmus.plan import Strategy
-from isthmus.planner.candidates import over_all, whole_batch
+from isthmus.planner.candidates import whole_batch
 from isthmus.planner.setting import Setting
+from isthmus.planner.ways import over_all
 from isthmus.planner.words import counted
 from isthmus.units import show_bytes
 from isthmus.workload import Axes, activation_bytes, gpu_memory

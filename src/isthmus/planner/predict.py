@@ -1,73 +1,101 @@
-"""One strategy on one layout: what its step takes. Every figure goes through a formula of `isthmus.cost`."""
+"""The layouts of a strategy: what each needs and what its step takes with the WAN off, by formulas of `isthmus.cost`."""
 
 from dataclasses import dataclass
 
 from isthmus.cost.efficiency import BACKWARD_FRACTION, BLOCKING_IN_MFU
 from isthmus.cost.step import compute_s, pipeline_bubble_fraction
-from isthmus.plan import Prediction, Strategy
-from isthmus.planner.candidates import over_all, whole_batch
-from isthmus.planner.crossing import Compute, Crossing, cross, warm_up_extra, with_delay
-from isthmus.planner.feasibility import added_memory_bytes, replica_memory_bytes
+from isthmus.plan import Strategy
+from isthmus.planner.candidates import layouts, whole_batch
+from isthmus.planner.crossing import Compute
+from isthmus.planner.feasibility import replica_memory_bytes
 from isthmus.planner.inside import InRegion, in_region, steady_s
 from isthmus.planner.setting import Setting
+from isthmus.planner.ways import over_all
 from isthmus.units import show_bytes, show_seconds
 from isthmus.workload import Axes, flop_per_token, micro_batches
 from isthmus.workload.axes import stage_blocks
 
-__all__ = ["Known", "Weighed", "weigh"]
+__all__ = ["SAME_STEP", "Known", "Placed", "Places", "complexity", "compute_step", "place"]
+
+SAME_STEP = 0.005
+"""Layouts whose steps differ less than this are equal; the simpler is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighed:
-    """A strategy (its delay now fixed) on a layout, and its prediction; None where it needs more memory than
-    there is.
-    """
+class Placed:
+    """A layout that fits, with its memory (before what a strategy adds) and its step with the WAN off."""
 
-    strategy: Strategy
     axes: Axes
     memory_bytes: float
-    prediction: Prediction | None
+    compute: Compute
 
 
-Known = dict[tuple[bool, Axes], tuple[float, Compute | None]]
-"""Already worked out: (one copy over all regions, layout) -> memory in bytes, and the compute where it fits.
-Strategies share most of it.
-"""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Every layout that a kind of strategy may take.
+
+    Attributes:
+        fitting: Those that fit the memory, quickest first.
+        leanest: The one that needs the least memory, with what it needs; None where there is no layout.
+    """
+
+    fitting: tuple[Placed, ...]
+    leanest: tuple[float, Axes] | None
 
 
-def weigh(setting: Setting, strategy: Strategy, axes: Axes, known: Known) -> Weighed:
-    """Memory first, then time: `strategy` on `axes`. Adds what it works out to `known`."""
-    spread = over_all(strategy)
-    if (spread, axes) not in known:
-        memory = replica_memory_bytes(setting, axes, spread)
-        fits = memory <= setting.usable_memory_bytes
-        known[spread, axes] = memory, compute_step(setting, axes, spread) if fits else None
-    needed, compute = known[spread, axes]
-    if compute is None:
-        return Weighed(strategy=strategy, axes=axes, memory_bytes=needed, prediction=None)
-    if strategy.kind == "pipeline" and setting.wan:
-        extra = warm_up_extra(setting, setting.wan, axes, compute)
-        needed += added_memory_bytes(setting, axes, extra)
-        if needed > setting.usable_memory_bytes:
-            return Weighed(strategy=strategy, axes=axes, memory_bytes=needed, prediction=None)
-    if setting.wan is None:
-        crossing = Crossing(exposed_s=0.0, wan_bytes=0.0, words="one region, nothing crosses a WAN")
-    else:
-        if strategy.kind == "local-steps" and strategy.delay_steps:
-            strategy = with_delay(setting, setting.wan, strategy, compute)
-        crossing = cross(setting, setting.wan, strategy, axes, compute)
-    step = compute.total_s + crossing.exposed_s
-    prediction = Prediction(
-        step_s=step,
-        compute_s=compute.busy_s,
-        exposed_s=crossing.exposed_s,
-        utilisation=compute.total_s / step,
-        tokens_per_s=setting.workload.tokens_per_step / step,
-        wan_bytes_per_step=crossing.wan_bytes / (setting.wan.payload_share if setting.wan else 1.0),
-        memory_bytes_per_gpu=needed,
-        formula=f"{compute.words}; {crossing.words}",
+Known = dict[str, Places]
+"""Already worked out: by what decides the layouts of a strategy (`place`). Nothing in it depends on the WAN."""
+
+
+def place(setting: Setting, strategy: Strategy, known: Known) -> Places:
+    """The layouts of `strategy`; strategies with a replica in each region share theirs. Adds to `known`."""
+    key = strategy.name if strategy.kind == "sharded" else "pipeline" if strategy.kind == "pipeline" else "replicas"
+    if key not in known:
+        spread = over_all(strategy)
+        weighed = [(replica_memory_bytes(setting, axes, spread), axes) for axes in layouts(setting, strategy)]
+        fitting = [
+            Placed(axes=axes, memory_bytes=memory, compute=compute_step(setting, axes, spread))
+            for memory, axes in weighed
+            if memory <= setting.usable_memory_bytes
+        ]
+        known[key] = Places(
+            fitting=_telling(fitting),
+            leanest=min(weighed, key=lambda each: each[0], default=None),
+        )
+    return known[key]
+
+
+def complexity(axes: Axes) -> tuple[int, ...]:
+    """What a layout asks of its users, worst first: sharded weights, recomputation, model parallelism, ZeRO,
+    batch.
+    """
+    return (
+        int(axes.zero >= 3),
+        int(axes.recompute != "none"),
+        axes.tp * axes.pp,
+        axes.pp,
+        axes.zero,
+        axes.micro_batch,
     )
-    return Weighed(strategy=strategy, axes=axes, memory_bytes=needed, prediction=prediction)
+
+
+def _telling(fitting: list[Placed]) -> tuple[Placed, ...]:
+    """Quickest first, without those that another stands for.
+
+    Layouts of equal degrees and micro-batch see the WAN alike, so of those as quick as the quickest of them the simplest is
+    kept, and the leanest, since a strategy may add to the memory.
+    """
+    alike: dict[tuple[int | bool, ...], list[Placed]] = {}
+    for each in fitting:
+        axes = each.axes
+        alike.setdefault((axes.dp, axes.tp, axes.pp, axes.cp, axes.ep, axes.micro_batch, axes.zero >= 3), []).append(each)
+    kept: list[Placed] = []
+    for group in alike.values():
+        quickest = min(each.compute.total_s for each in group)
+        near = [each for each in group if each.compute.total_s <= quickest * (1 + SAME_STEP)]
+        simplest, leanest = min(near, key=lambda each: complexity(each.axes)), min(group, key=lambda each: each.memory_bytes)
+        kept += [simplest] if simplest is leanest else [simplest, leanest]
+    return tuple(sorted(kept, key=lambda each: each.compute.total_s))
 
 
 def compute_step(setting: Setting, axes: Axes, spread: bool) -> Compute:

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
+from isthmus.cost.codecs import Matrices
 from isthmus.cost.collectives import Tier
 from isthmus.cost.efficiency import DEFAULT_MFU, MEMORY_RESERVE
 from isthmus.cost.paths import Wan, region_tiers, wan_pipe
 from isthmus.errors import InfeasibleError
 from isthmus.fabric import Fabric
 from isthmus.workload import Workload, mtp_parameter_count, parameter_count, state_bytes
+from isthmus.workload.matrices import weight_matrices
 from isthmus.workload.model import Precision
 
 __all__ = ["Setting", "make_setting"]
@@ -22,11 +24,13 @@ class Setting:
         region_gpus: Of each region, in the fabric's order.
         node_gpus: GPUs that share the quickest wiring; bounds tensor parallelism.
         gpu_memory_bytes: Of the smallest GPU.
+        gpu_memory_bytes_per_s: Of the slowest memory; codecs pass over it.
         dense_flop_per_s: Of the slowest GPU, in the precision that `mfu` is a share of.
         peak_precision: That precision: the workload's, or bf16 where only bf16 has a sourced MFU.
         mfu: Model FLOP utilisation inside one region.
         mfu_source: Who says so.
         parameters: Trained parameters.
+        matrices: Those that are matrices, by shape: what low-rank codecs see.
         tiers: Inside a region.
         wan: Between regions; None for one region.
     """
@@ -37,11 +41,13 @@ class Setting:
     region_gpus: tuple[int, ...]
     node_gpus: int
     gpu_memory_bytes: float
+    gpu_memory_bytes_per_s: float
     dense_flop_per_s: float
     peak_precision: Precision
     mfu: float
     mfu_source: str
     parameters: int
+    matrices: tuple[Matrices, ...]
     tiers: tuple[Tier, ...]
     wan: Wan | None
 
@@ -86,11 +92,13 @@ def make_setting(fabric: Fabric, workload: Workload) -> Setting:
         region_gpus=tuple(region.gpus for region in fabric.regions),
         node_gpus=min(min(group.gpus, group.in_node.domain) for group in groups),
         gpu_memory_bytes=min(group.gpu.memory_bytes for group in groups),
+        gpu_memory_bytes_per_s=min(group.gpu.memory_bandwidth_bytes_per_s for group in groups),
         dense_flop_per_s=min(group.gpu.dense_flop_per_s[peak_precision] for group in groups),
         peak_precision=peak_precision,
         mfu=mfu,
         mfu_source=mfu_source,
         parameters=parameter_count(workload.shape) + mtp_parameter_count(workload.shape),
+        matrices=tuple(Matrices(rows=rows, columns=width, count=count) for rows, width, count in weight_matrices(workload.shape)),
         tiers=region_tiers(fabric),
         wan=wan_pipe(fabric),
     )
