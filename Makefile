@@ -7,7 +7,7 @@ FABRIC ?= examples/shenzhen-shanghai.yaml
 SEED ?= 0
 WORKLOAD ?= examples/workloads/llama-3-8b-256k.yaml
 
-.PHONY: try test test-tunnel check bench bench-codecs bench-peers quality chaos chaos-sample fuzz clean help
+.PHONY: try test test-tunnel check bench bench-codecs bench-peers quality prediction chaos chaos-sample fuzz clean help
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -48,6 +48,10 @@ bench-codecs: $(STAMP)
 ## make quality  final loss of int4 and local steps against every-step fp32 (three seeds, about 12 minutes)
 quality: $(STAMP)
 	$(BIN)/python benchmarks/quality.py
+
+## make prediction  predicted against measured step times in the wind tunnel on three unlike fabrics (about 20 minutes)
+prediction: $(STAMP)
+	$(BIN)/python benchmarks/prediction.py
 
 ## make bench-peers  torchft, hivemind and isthmus beside each other (own environments in build/peers; about 25 minutes)
 bench-peers: $(STAMP)

@@ -26,15 +26,25 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def test_the_table_fits_80_columns_and_names_every_strategy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, FABRIC, "llama-3-8b") == 0
+    assert run(monkeypatch, FABRIC, "llama-3-8b", "--all") == 0
     out = capsys.readouterr().out
     table = out.split("Why")[0].splitlines()
     assert max(map(len, table)) <= 80
     first = {line.split()[0] for line in table if line.split()}
-    every_step = {"flat", "hierarchical", "hierarchical-bf16", "hierarchical-int8", "hierarchical-int4"}
+    every_step = {"flat", "hierarchical", "hierarchical-bf16", "hierarchical-int8", "hierarchical-int4", "hierarchical-topk"}
     assert every_step | {"local-20", "local-500-delayed", "pipeline", "sharded-zero1", "sharded-zero3"} <= first
-    for word in ("Why", "How", "Rule of thumb", "Assumptions", "catalogue gpus"):
+    for word in ("Why", "How", "Binds", "Break-even", "Rule of thumb", "Assumptions", "catalogue gpus"):
         assert word in out
+
+
+def test_a_limit_on_the_loss_is_read_like_any_share_and_refuses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, FABRIC, "llama-3-8b", "--max-loss", "0.5%") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "more than 0.50%" in out
+    assert run(monkeypatch, FABRIC, "llama-3-8b", "--max-loss", "2 GB") == 2
+    assert "--max-loss" in capsys.readouterr().err
 
 
 def test_json_and_file_hold_the_same_plan(

@@ -98,7 +98,7 @@ def test_without_deeper_warm_up_every_micro_batch_pays_for_the_wan() -> None:
 
 
 def test_fragments_one_by_one_cost_what_one_blocking_sync_costs_and_delay_hides_each() -> None:
-    # 4 fragments of 3 s (2 s on the wire) every 10 steps of 1 s. Blocking 4 x 3 / 10; 3 steps late nothing but 0.1 s of work each.
+    # 4 fragments of 3 s (2 s on the wire) every 10 steps of 1 s. Blocking 4 x 3 / 10; 3 steps late only 0.1 s of work each.
     assert fragments_exposed_s(3.0, 2.0, 0.1, (10, 0, 4), 1.0) == pytest.approx(1.2)
     assert fragments_exposed_s(3.0, 2.0, 0.1, (10, 3, 4), 1.0) == pytest.approx(0.04)
     assert fragments_exposed_s(3.0, 2.0, 0.1, (10, 2, 4), 1.0) == pytest.approx(0.4)

@@ -16,7 +16,8 @@ from isthmus.fabric import check_fabric, read_fabric
 from isthmus.plan import Candidate, Layout, Plan, save_plan
 from isthmus.planner import choose_plan
 from isthmus.planner.rank import TOLERANCE
-from isthmus.units import show_bytes, show_seconds
+from isthmus.planner.words import break_even_words, settings, telling
+from isthmus.units import FRACTION, quantity, show_bytes, show_seconds
 from isthmus.workload import read_workload
 
 EXAMPLES = """Examples:
@@ -26,13 +27,16 @@ isthmus plan examples/shenzhen-shanghai.yaml llama-3-8b
 isthmus plan examples/shenzhen-shanghai-8.yaml examples/workloads/gpt3-175b-1024.yaml -o plan.yaml
 
 isthmus plan examples/singapore-tokyo.yaml llama-3-70b --json
+
+isthmus plan examples/singapore-tokyo.yaml llama-3-8b --max-loss 0.5% --all
 """
 
 
 _ORDER = (
     f"Best first: of all within {TOLERANCE:.0%} of the quickest left, those isthmus runs (whole,\n"
     "then in part), of those the least risk, of equals the quickest.\n"
-    "vs own: pace against the same layout with the WAN off; it compares no layouts."
+    "vs own: pace against the same layout with the WAN off; it compares no layouts.\n"
+    "loss: how much higher it may end, by published or our own runs; a band, no promise."
 )
 
 
@@ -40,22 +44,39 @@ def plan(
     fabric: Annotated[Path, typer.Argument(help="A fabric.yaml.")],
     workload: Annotated[str, typer.Argument(help="A preset, a workload.yaml, or a Hugging Face config.json.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan here.")] = None,
+    max_loss: Annotated[
+        str | None, typer.Option("--max-loss", help="Refuse what may end the loss further off, e.g. 1%; see the loss column.")
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Show every strategy, also those that another beats in every way.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON on stdout.")] = False,
 ) -> None:
     """Predict every strategy on a fabric and choose one, with reasons.
 
-    The quickest step wins; of the strategies within a few per cent of it, the one that risks the loss least.
+    The quickest step wins; of the strategies within a few per cent of it, the one that risks the loss least. Each is taken with
+    its best settings (bucket size, codec, fragments, delay) on its best layout.
     """
     if output is not None:
         _check_output(output)
-    chosen = choose_plan(read_fabric(fabric), read_workload(workload))
+    chosen = choose_plan(read_fabric(fabric), read_workload(workload), _share(max_loss))
     _warn(fabric)
     if output is not None:
         _write(chosen, output)
     if as_json:
         print(json.dumps(chosen.model_dump(mode="json"), indent=2))
         return
-    _show(chosen, Console())
+    _show(chosen, Console(), all_)
+
+
+def _share(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        share = quantity(text, FRACTION)
+    except ValueError as error:
+        raise InputError("--max-loss", str(error)) from None
+    if not 0 <= share < 1:
+        raise InputError("--max-loss", f"{text!r} is not between 0 and 100%", "e.g. --max-loss 1%")
+    return share
 
 
 def _check_output(output: Path) -> None:
@@ -85,10 +106,16 @@ def _warn(fabric: Path) -> None:
             print(f"warning: {finding.where}: {finding.reason}\n  {finding.rule}; source: {finding.source}", file=sys.stderr)
 
 
-def _show(chosen: Plan, console: Console) -> None:
+def _show(chosen: Plan, console: Console, all_: bool) -> None:
     console.print(f"{chosen.workload} on {chosen.fabric}, {chosen.tokens_per_step:,} tokens a step\n")
-    winner = Candidate(strategy=chosen.strategy, layout=chosen.layout, prediction=chosen.prediction, risk=chosen.risk)
-    console.print(_ranking([winner, *(each for each in chosen.alternatives if each.prediction)], console.width >= 100))
+    winner = Candidate(
+        strategy=chosen.strategy, layout=chosen.layout, prediction=chosen.prediction, risk=chosen.risk, loss=chosen.loss
+    )
+    priced = [winner, *(each for each in chosen.alternatives if each.prediction)]
+    shown = priced if all_ else telling(priced)
+    console.print(_ranking(shown, console.width >= 100))
+    if len(shown) < len(priced):
+        console.print(f"[dim]{len(priced) - len(shown)} more are beaten in step and loss by one of these: --all shows them.[/]")
     if chosen.alternatives:
         console.print(f"[dim]{_ORDER}[/]")
     refused = [each for each in chosen.alternatives if each.refused]
@@ -97,8 +124,13 @@ def _show(chosen: Plan, console: Console) -> None:
         for bind, names in _by_bind(refused).items():
             console.print(f"  {', '.join(names)}: {bind}")
     console.print(f"\n[bold]Why[/] {chosen.why}")
+    console.print(f"[bold]Settings[/] {settings(chosen.strategy)}")
     console.print(f"[bold]Layout[/] {_layout(chosen.layout)} (degrees; z ZeRO stage, b micro-batch, rc recomputation)")
     console.print(f"[bold]How[/] {chosen.prediction.formula}")
+    console.print(f"[bold]Binds[/] {chosen.binds}")
+    for line in break_even_words(chosen.break_even):
+        console.print(f"[bold]Break-even[/] {line}")
+    console.print(f"[bold]Loss[/] {chosen.loss.low:+.1%} to {chosen.loss.high:+.1%} ({chosen.loss.basis}): {chosen.loss.source}")
     console.print(f"[bold]Rule of thumb[/] {chosen.rule_of_thumb}\n")
     console.print(_assumptions(chosen))
 
@@ -108,9 +140,8 @@ def _ranking(candidates: list[Candidate], wide: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
     for name in ("strategy", *(("layout",) if wide else ())):
         table.add_column(name, no_wrap=True)
-    for name in ("step", "exposed", "vs own", "WAN/step", "GPU mem."):
+    for name in ("step", "exposed", "vs own", "WAN/step", "GPU mem.", "loss"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("risk", no_wrap=True)
     for index, each in enumerate(candidates):
         prediction = each.prediction
         if prediction is None:
@@ -123,7 +154,7 @@ def _ranking(candidates: list[Candidate], wide: bool) -> Table:
             f"{prediction.utilisation:.1%}",
             show_bytes(prediction.wan_bytes_per_step),
             show_bytes(prediction.memory_bytes_per_gpu),
-            each.risk.split(":")[0],
+            "exact" if each.loss.basis == "exact" else f"<= {each.loss.high:+.1%}",
             style="bold green" if index == 0 else None,
         )
     return table

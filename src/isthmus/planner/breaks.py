@@ -101,7 +101,7 @@ def binding(setting: Setting, winner: Priced) -> str:
     parts.append(("the WAN", winner.crossing.exposed_s / step))
     shares = ", ".join(f"{share:.1%} {name}" for name, share in parts if share >= TELLING)
     largest = max(parts, key=lambda each: each[1])[0]
-    text = f"{largest} binds: the step is {shares}."
+    text = f"{largest}: the step is {shares}."
     if setting.wan is not None:
         faster = _saved(setting, winner, with_wan(setting.fabric, rate=1.1))
         nearer = _saved(setting, winner, with_wan(setting.fabric, rtt=0.9))
