@@ -13,7 +13,7 @@ def mixed64(x):
 
 
 def noise(seed, block):
-    """256 numbers below 2^16: low halves of 128 hashes, then the high halves."""
+    """256 numbers below 2^14: the lowest bits of 128 hashes, then their highest."""
     key = mixed64((seed + block * 0x9E3779B97F4A7C15) & M64)
     x = (np.arange(128, dtype=np.uint64) * 0x9E3779B9 + (key & 0xFFFFFFFF)).astype(U)
     x ^= x >> U(16)
@@ -22,7 +22,7 @@ def noise(seed, block):
     x ^= U(key >> 32)
     x *= U(0x846CA68B)
     x ^= x >> U(16)
-    return np.concatenate([x & U(0xFFFF), x >> U(16)]).astype(F)
+    return np.concatenate([x & U(0x3FFF), x >> U(18)]).astype(np.int64)
 
 
 def planes(codes, bits):
@@ -52,14 +52,16 @@ def levels(values, bits, seed, residual=None):
             x, steps = np.zeros_like(x), np.full(x.size, F(np.nan))
         else:
             scale = np.abs(x).max() * (F(1) / F(top if bits == 8 else 255 * top))
-            scale = scale if scale >= F(1e-37) else F(0)
+            scale = scale if scale >= F(1e-34) else F(0)
             inverse = F(1) / (scale * F(top)) if scale > 0 else F(0)
             shares = [1 if bits == 8 else min(255, int(np.ceil(np.abs(part).max() * inverse))) for part in parts]
             steps = np.repeat([scale * F(share) for share in shares], 32)[: x.size].astype(F)
             back = np.array([F(1) / step if step > 0 else F(0) for step in steps], F)
-            drawn = noise(seed, first // 256)[: x.size] * F(2**-16) + F(offset + 2**-17)
-            dither = F(offset + 0.5) if residual is not None else drawn
-            code = np.clip((x * back + dither).astype(np.int32), 1, (1 << bits) - 1)
+            if residual is not None:
+                code = np.rint(x * back).astype(np.int64) + offset
+            else:
+                code = (np.rint(x * (back * F(2**14))).astype(np.int64) + noise(seed, first // 256)[: x.size] >> 14) + offset
+            assert ((code >= 1) & (code < 1 << bits)).all(), "a level outside -L .. L"
         value = (code - offset).astype(F) * steps
         scales.append(scale)
         subs += shares if bits < 8 else []
@@ -86,7 +88,7 @@ def signs(values, residual=None):
         if not np.isfinite(scale):
             scale, bit, x = F(np.nan), np.zeros(x.size, np.uint8), np.zeros_like(x)
         else:
-            scale = scale if scale >= F(1e-37) else F(0)
+            scale = scale if scale >= F(1e-34) else F(0)
             bit = np.signbit(x).astype(np.uint8)
         value = np.where(bit == 1, -scale, scale).astype(F)
         scales.append(scale)

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.runtime.codecs import kernels, sparse
+from isthmus.runtime.codecs import levels, signs, sparse
 from isthmus.runtime.codecs.coding import Codec, combine, decode, encode, encoded_bytes
 
 _spec = importlib.util.spec_from_file_location("codecs_reference", Path(__file__).with_name("reference.py"))
@@ -154,14 +154,15 @@ def test_parts_that_multiply_and_add_have_vectors_and_no_fused_multiply_add():
         pytest.skip("looks at the instructions of x86-64 with FMA")
     floats, narrow, number = numba.float32[::1], numba.uint8[::1], numba.int64
     parts = {
-        kernels._quantised: (floats, floats, floats, number, narrow),
-        kernels._leave: (floats, floats, numba.int32, narrow),
-        kernels._mean_magnitude: (floats, number, floats),
+        levels._draw_block: (floats, floats, number, numba.uint64, narrow),
+        levels._round_block: (floats, floats, floats, number, narrow),
+        levels._decode_block: (narrow, floats, number, floats),
+        signs._mean_magnitude: (floats, number, floats),
     }
     for part, types in parts.items():
         part.compile(types)
         text = part.inspect_asm()[types]
-        assert re.search(r"\bv?mulps", text), part
+        assert re.search(r"\bv?mulps\b.*%ymm", text), part
         assert not re.search(r"\bv?fn?m(add|sub)", text), part
 
 

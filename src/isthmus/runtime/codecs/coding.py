@@ -14,13 +14,13 @@ Levels: L = 2^(k-1) - 1. The block's scale is max|x| / (255 L), the byte of a su
 the step their product, so that the largest always fits (int8: scale = step = max|x| / 127). Level = x / step within -L..L.
 With error feedback it is rounded to nearest, half the error; without, at random, so that its expected value is the element
 itself to within 2^-15 of a step. A level is stored as level + 2^(k-1). Layout: all scales, all sub-block bytes, all levels, a
-block after the other, each as planes of 4, 2 and 1 bits that add up to k: see `_pack` in kernels.py.
+block after the other, each as planes of 4, 2 and 1 bits that add up to k: see `pack` in planes.py.
 
-The noise is a hash of (seed, block, element), so it does not depend on tiles, threads or the kind of machine.
+The noise is a hash of (seed, block, element), so it does not depend on threads or the kind of machine.
 Decoding is at most two float32 roundings in a fixed order: every machine gets the same bits.
 A block with an infinity or a NaN (sign: whose mean magnitude is not finite) decodes to NaN (bf16, topk: the element as it
 is): it is not hidden, and leaves no residual.
-Scales below 1e-37 become zero, with their blocks; no kernel makes or needs denormal numbers, so that threads which flush
+Scales below 1e-34 become zero, with their blocks; no kernel makes or needs denormal numbers, so that threads which flush
 them decode the same bits.
 
 REDUCTION. Who encodes: with two regions each region its own vector, once; both decode both (their own too) and `combine`
@@ -43,11 +43,12 @@ import numpy as np
 import torch
 
 from isthmus.plan import CodecName, Strategy
-from isthmus.runtime.codecs import kernels, sparse
+from isthmus.runtime.codecs import halves, levels, signs, sparse
+from isthmus.runtime.codecs.blocks import BLOCK, SUB
 
 __all__ = ["BLOCK_ELEMENTS", "Codec", "codec_of", "combine", "decode", "encode", "encoded_bytes", "per_vector", "warm"]
 
-BLOCK_ELEMENTS = kernels.BLOCK
+BLOCK_ELEMENTS = BLOCK
 _BITS: dict[CodecName, int] = {"int2": 2, "int3": 3, "int4": 4, "int5": 5, "int6": 6, "int7": 7, "int8": 8}
 _NONE = np.empty(0, np.float32)
 _scratch = threading.local()
@@ -97,7 +98,7 @@ def encoded_bytes(codec: Codec | CodecName, elements: int) -> int:
         case "int2" | "int3" | "int4" | "int5" | "int6" | "int7" | "int8":
             bits = _BITS[codec.name]
             planes = sum(-(-rest * width // 8) for width in (8, 4, 2, 1) if bits & width)
-            subs = 0 if bits == 8 else -(-elements // kernels.SUB)
+            subs = 0 if bits == 8 else -(-elements // SUB)
             return 4 * (blocks + (rest > 0)) + subs + blocks * (BLOCK_ELEMENTS * bits // 8) + planes
         case "sign" | "sign-majority":
             return 4 * (blocks + (rest > 0)) + blocks * (BLOCK_ELEMENTS // 8) - (-rest // 8)
@@ -217,15 +218,15 @@ def _encode(codec: Codec, values: np.ndarray, data: np.ndarray, seed: int, owed:
             np.add(values, owed, out=data.view(np.float32)) if feedback else np.copyto(data.view(np.float32), values)
             owed[:] = 0.0
         case "bf16":
-            kernels.encode_bf16(values, owed, feedback, data.view(np.uint16), kernels.work_room())
+            halves.encode_bf16(values, owed, feedback, data.view(np.uint16), halves.work_room())
         case "int2" | "int3" | "int4" | "int5" | "int6" | "int7" | "int8":
             bits = _BITS[codec.name]
             parts = (values, owed, *_split(data, values.size, bits))
-            kernels.encode_levels(parts, feedback, bits, cast(int, np.uint64(seed)), kernels.work_room())
+            levels.encode_levels(parts, feedback, bits, cast(int, np.uint64(seed)), levels.work_room())
         case "sign" | "sign-majority":
             scales = 4 * -(-values.size // BLOCK_ELEMENTS)
             parts = (values, owed, data[:scales].view(np.float32), data[scales:])
-            kernels.encode_signs(parts, feedback, kernels.work_room())
+            signs.encode_signs(parts, feedback, signs.work_room())
         case "topk" | "topk-int4":
             indices, inner, chosen, rest = _sparse_parts(codec, data, values.size)
             sparse.select((values, owed, indices, chosen), feedback, codec.per_block, sparse.work_room())
@@ -244,13 +245,13 @@ def _decode(codec: Codec, data: np.ndarray, out: np.ndarray) -> None:
         case "none":
             np.copyto(out, data.view(np.float32))
         case "bf16":
-            kernels.decode_bf16(data.view(np.uint16), out.view(np.uint32))
+            halves.decode_bf16(data.view(np.uint16), out.view(np.uint32))
         case "int2" | "int3" | "int4" | "int5" | "int6" | "int7" | "int8":
             bits = _BITS[codec.name]
-            kernels.decode_levels(_split(data, out.size, bits), bits, out, kernels.work_room())
+            levels.decode_levels(_split(data, out.size, bits), bits, out, levels.work_room())
         case "sign" | "sign-majority":
             scales = 4 * -(-out.size // BLOCK_ELEMENTS)
-            kernels.decode_signs(data[:scales].view(np.uint32), data[scales:], out.view(np.uint32), kernels.work_room())
+            signs.decode_signs(data[:scales].view(np.uint32), data[scales:], out.view(np.uint32), signs.work_room())
         case "topk" | "topk-int4":
             indices, inner, chosen, _ = _sparse_parts(codec, data, out.size)
             _decode(_inner(codec), inner, chosen)
@@ -264,7 +265,7 @@ def _decode(codec: Codec, data: np.ndarray, out: np.ndarray) -> None:
 def _split(data: np.ndarray, elements: int, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Scales, bytes of sub-blocks, levels."""
     scales = 4 * -(-elements // BLOCK_ELEMENTS)
-    subs = scales + (0 if bits == 8 else -(-elements // kernels.SUB))
+    subs = scales + (0 if bits == 8 else -(-elements // SUB))
     return data[:scales].view(np.float32), data[scales:subs], data[subs:]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from isthmus.runtime.codecs.blocks import load
 from isthmus.runtime.codecs.compiled import Room, compiled, part_of_kernel, room
 
 __all__ = ["SPARSE_BLOCK", "index_bytes", "kept", "scatter_kept", "select", "work_room"]
@@ -176,29 +177,6 @@ def _read_places(data: Array, at: int, keep: int, count: int, places: Array) -> 
 
 
 @part_of_kernel
-def _load(values: Array, residual: Array, feedback: bool, first: int, work: Array) -> int:
-    """Values (plus residual) of one block into `work`, zeros behind; how many."""
-    count = min(SPARSE_BLOCK, values.size - first)
-    source = values[first : first + count]
-    if count < SPARSE_BLOCK:
-        work[:] = F(0.0)
-        for i in range(count):
-            work[i] = source[i]
-        if feedback:
-            owed = residual[first : first + count]
-            for i in range(count):
-                work[i] = owed[i] + source[i]
-    elif feedback:
-        owed = residual[first : first + SPARSE_BLOCK]
-        for i in range(SPARSE_BLOCK):
-            work[i] = owed[i] + source[i]
-    else:
-        for i in range(SPARSE_BLOCK):
-            work[i] = source[i]
-    return count
-
-
-@part_of_kernel
 def _take(work: Array, marks: Array, places: Array, chosen: Array, filled: int) -> bool:
     """Marked elements into `places` and `chosen`[filled:], leaving zeros; whether all of them are finite."""
     size, finite, marked = 0, True, marks.view(np.uint64)
@@ -231,7 +209,7 @@ def select(data: tuple[Array, Array, Array, Array], feedback: bool, per_block: i
     work, work_bits, found, magnitudes = floats[:4096], words[:4096], words[4096:8192], words[8192:12288]
     tops, marks, places, at, filled = words[12288:], small[:4096], small[4096:].view(H), 0, 0
     for first in range(0, values.size, SPARSE_BLOCK):
-        count = _load(values, residual, feedback, first, work)
+        count = load(values, residual, feedback, first, work)
         keep = -(-per_block * count // SPARSE_BLOCK)
         for i in range(SPARSE_BLOCK):
             magnitudes[i] = U(work_bits[i] & _ABS)

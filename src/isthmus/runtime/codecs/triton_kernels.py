@@ -1,4 +1,4 @@
-"""GPU kernels of int8 and int4, bit for bit those of the CPU (isthmus.runtime.codecs.kernels), a program a block of 256.
+"""GPU kernels of int8 and int4, bit for bit those of the CPU (isthmus.runtime.codecs.levels), a program a block of 256.
 
 Run without a GPU by Triton's interpreter (TRITON_INTERPRET=1 before the import); that is how the tests compare the bits.
 On a GPU the compiler's fusion of multiplication and addition is switched off and division is the correctly rounded one.
@@ -53,8 +53,9 @@ def _step(scale, top, BITS: tl.constexpr, LEVELS: tl.constexpr):
 
 
 @triton.jit
-def _code(x, inverse, dither, BITS: tl.constexpr):
-    return tl.minimum(tl.maximum((x * inverse[:, None] + dither).to(tl.int32), 1), (1 << BITS) - 1)
+def _sum_bits(x, inverse, shifter):
+    """Bits of x / step + shifter."""
+    return (x * inverse[:, None] + shifter).to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -78,12 +79,12 @@ def _encode(  # noqa: PLR0913, PLR0915, PLR0917 (a kernel gets its pointers one 
     top = tl.maximum(tl.max(x_top, 0), tl.max(y_top, 0))
     finite = top < 0x7F800000
     scale = tl.where(finite, top, 0).to(tl.float32, bitcast=True) * RECIPROCAL
-    scale = tl.where(scale < 1e-37, 0.0, scale)
+    scale = tl.where(scale < 1e-34, 0.0, scale)
     x_byte, x_step, x_inverse = _step(scale, tl.where(finite, x_top, 0).to(tl.float32, bitcast=True), BITS, LEVELS)
     y_byte, y_step, y_inverse = _step(scale, tl.where(finite, y_top, 0).to(tl.float32, bitcast=True), BITS, LEVELS)
     x, y = tl.where(finite, x, 0.0), tl.where(finite, y, 0.0)
     if FEEDBACK:
-        a, b = _code(x, x_inverse, OFFSET + 0.5, BITS), _code(y, y_inverse, OFFSET + 0.5, BITS)
+        a, b = _sum_bits(x, x_inverse, 12582912.0 + OFFSET) & 255, _sum_bits(y, y_inverse, 12582912.0 + OFFSET) & 255
         x_rest = x - (a - OFFSET).to(tl.float32) * x_step[:, None]
         y_rest = y - (b - OFFSET).to(tl.float32) * y_step[:, None]
         tl.store(residual + low_at, tl.where(finite, x_rest, 0.0), low_at < elements)
@@ -92,9 +93,9 @@ def _encode(  # noqa: PLR0913, PLR0915, PLR0917 (a kernel gets its pointers one 
         key = _mixed64(tl.load(seed).to(tl.uint64, bitcast=True) + block.to(tl.uint64) * 0x9E3779B97F4A7C15)
         low, high = (key & 0xFFFFFFFF).to(tl.uint32), (key >> 32).to(tl.uint32)
         noise = _mixed32(at.to(tl.uint32) * 0x9E3779B9 + low, high)
-        middle = OFFSET + 0.00000762939453125
-        a = _code(x, x_inverse, (noise & 0xFFFF).to(tl.int32).to(tl.float32) * 0.0000152587890625 + middle, BITS)
-        b = _code(y, y_inverse, (noise >> 16).to(tl.int32).to(tl.float32) * 0.0000152587890625 + middle, BITS)
+        shifter = 12582912.0 + OFFSET * 16384.0
+        a = ((_sum_bits(x, x_inverse * 16384.0, shifter) + (noise & 0x3FFF).to(tl.int32)) >> 14) & 255
+        b = ((_sum_bits(y, y_inverse * 16384.0, shifter) + (noise >> 18).to(tl.int32)) >> 14) & 255
     a, b = tl.where(finite, a, OFFSET + 1), tl.where(finite, b, OFFSET + 1)
     bits = tl.where(finite, scale.to(tl.int32, bitcast=True), 0x7FC00000)
     tl.store(scales + block, bits)
