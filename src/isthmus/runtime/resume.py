@@ -139,8 +139,8 @@ class RunState:
             changes += session.local.changes
         reducer = session.hook.reducer if session.hook is not None else None
         if reducer is not None and own["reducer"] is not None:
-            feedback = own["reducer"]["feedback"] if same else {}
-            reducer.load_state_dict({"feedback": feedback, "epochs": own["reducer"]["epochs"]})
+            kept = {name: own["reducer"].get(name, {}) if same else {} for name in ("feedback", "directions")}
+            reducer.load_state_dict({**kept, "epochs": own["reducer"]["epochs"]})
             if own["reducer"]["feedback"] and not same:
                 changes.append("what the codec owed is forgotten: other ranks encode other elements")
         if same:

@@ -43,7 +43,7 @@ import numpy as np
 import torch
 
 from isthmus.plan import CodecName, Strategy
-from isthmus.runtime.codecs import halves, levels, signs, sparse
+from isthmus.runtime.codecs import halves, levels, lowrank, signs, sparse
 from isthmus.runtime.codecs.blocks import BLOCK, SUB
 
 __all__ = ["BLOCK_ELEMENTS", "Codec", "codec_of", "combine", "decode", "encode", "encoded_bytes", "per_vector", "warm"]
@@ -174,6 +174,7 @@ def combine(
 def warm(codec: Codec | CodecName, device: str = "cpu") -> None:
     """Compile what `codec` needs, with and without feedback, so that it is not done in the first exchange."""
     if _codec(codec).name == "powersgd":
+        lowrank.warm()
         return
     values = torch.zeros(8, device=device)
     data = torch.empty(encoded_bytes(codec, 8), dtype=torch.uint8, device=device)

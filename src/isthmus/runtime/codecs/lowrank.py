@@ -2,19 +2,19 @@
 
 Of a matrix M (m x n, this region's, with what it owes from earlier): P = mean of M Q; orthonormal columns P'; Q = mean of
 M^T P'; result P' Q^T, the same on all members; M - P' Q^T is owed. Q is kept for the next round (warm start). Two small
-means are exchanged, of r m and r n floats, by whatever the caller gives (`mean`): plain, or through another codec.
+means are exchanged by the caller, of r m and r n floats: isthmus.runtime.collectives.low_rank does it over a rail.
 
 It works on a flat range of elements, as rails do: of every matrix the whole rows within the range are a matrix of their own;
 broken rows, vectors, and matrices for which r (m + n) is not less than m n are exchanged as they are, with P.
 
-After `mean` P and Q are bit-identical on all members, and what each then computes alone (Gram-Schmidt, P' Q^T) is compiled
+After their means P and Q are bit-identical on all members, and what each then computes alone (Gram-Schmidt, P' Q^T) is compiled
 with a fixed order of summation, so the results are too; torch's matrix product is used only for what is then exchanged.
 Limits: the mean must be plain (equal weights), since P' Q^T is linear only in M; the error is whatever of M lies outside
 the r directions, bounded by |M| and owed, not by a step.
 Source: Vogels, Karimireddy & Jaggi, NeurIPS 2019 (PowerSGD).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch
 
 from isthmus.runtime.codecs.compiled import compiled
 
-__all__ = ["LowRank", "Matrix", "matrices_within"]
+__all__ = ["LowRank", "Matrix", "Reduction", "exchanged_elements", "matrices_within", "warm"]
 
 F, D = np.float32, np.float64
 Array = np.ndarray[Any, Any]
@@ -45,7 +45,10 @@ class Matrix:
 
 
 def matrices_within(shapes: Sequence[Matrix], first: int, elements: int, rank: int) -> list[Matrix]:
-    """Whole rows of `shapes` within `first` .. `first + elements` that are worth coding: r (m + n) < m n."""
+    """Whole rows of `shapes` within `first` .. `first + elements` that are worth coding: r (m + n) < m n.
+
+    In the order of their elements; numbered as `shapes` are.
+    """
     found: list[Matrix] = []
     for shape in shapes:
         begin = max(0, -(-(first - shape.first) // shape.columns))
@@ -57,95 +60,144 @@ def matrices_within(shapes: Sequence[Matrix], first: int, elements: int, rank: i
 
 
 class LowRank:
-    """Means in rank r; one for every rank (of the region), since it keeps Q by element range.
+    """The directions Q of every matrix, kept from mean to mean, equal on all regions; one for every rank.
 
-    Residuals are the caller's: `isthmus.runtime.codecs.feedback.ErrorFeedback.residual(first, n)`.
+    What a mean makes of them counts from `commit` on, so that a mean can be repeated.
     """
 
-    def __init__(self, shapes: Sequence[Matrix], rank: int, seed: int = 0) -> None:
-        """`shapes`: the parameters with two or more dimensions; `rank` and `seed` are equal on all members."""
-        self._shapes, self._rank, self._seed = tuple(shapes), rank, seed
-        self._kept: dict[Matrix, torch.Tensor] = {}
+    def __init__(self, rank: int, seed: int = 0) -> None:
+        self.rank, self._seed = rank, seed
+        self._kept: dict[tuple[int, Matrix], torch.Tensor] = {}
+        self._next: dict[tuple[int, Matrix], torch.Tensor] = {}
 
-    def mean_(
-        self,
-        shard: torch.Tensor,
-        first: int,
-        mean: Callable[[torch.Tensor, int], None],
-        residual: torch.Tensor | None = None,
-    ) -> None:
-        """Replace `shard` by (nearly) its mean over regions, bit-identical on all of them.
-
-        Args:
-            shard: float32, shape (n,), CPU: elements `first` .. `first + n` of the flat numbering.
-            first: As said; equal on all regions.
-            mean: mean(tensor, phase) replaces a float32 vector by its plain mean over regions; called for phase 0 and 1.
-            residual: float32, shape (n,): added before, and replaced by what this region's matrices lose.
-        """
-        matrices = matrices_within(self._shapes, first, shard.numel(), self._rank)
-        if residual is not None:
-            shard.add_(residual)
-            residual.copy_(shard)
-        parts = [shard[m.first - first :][: m.rows * m.columns].view(m.rows, m.columns) for m in matrices]
-        plain = _others(matrices, first, shard)
-        left = [part @ self._start(matrix) for part, matrix in zip(parts, matrices, strict=True)]
-        message = torch.cat([*(p.reshape(-1) for p in left), *plain])
-        mean(message, 0)
-        left = _cut(message, [(m.rows, self._rank) for m in matrices])
-        for piece in reversed(plain):
-            piece.copy_(message[message.numel() - piece.numel() :])
-            message = message[: message.numel() - piece.numel()]
-        for p in left:
-            _orthonormalise(p.numpy())
-        message = torch.cat([torch.empty(0), *((m.T @ p).reshape(-1) for m, p in zip(parts, left, strict=True))])
-        mean(message, 1)
-        right = _cut(message, [(m.columns, self._rank) for m in matrices])
-        for matrix, part, p, q in zip(matrices, parts, left, right, strict=True):
-            _expand(p.numpy(), np.ascontiguousarray(q.T.numpy()), part.numpy())
-            self._kept[matrix] = q.clone()
-        if residual is not None:
-            for piece in plain:
-                at = piece.storage_offset() - shard.storage_offset()
-                residual[at : at + piece.numel()] = 0.0
-            for matrix, part in zip(matrices, parts, strict=True):
-                owed = residual[matrix.first - first :][: part.numel()].view_as(part).sub_(part)
-                if not torch.isfinite(owed.sum()):
-                    owed.nan_to_num_(0.0, 0.0, 0.0)
-
-    def exchanged_elements(self, first: int, elements: int) -> int:
-        """Floats in the two means of one round of that range."""
-        matrices = matrices_within(self._shapes, first, elements, self._rank)
-        coded = sum(m.rows * m.columns for m in matrices)
-        return elements - coded + sum(self._rank * (m.rows + m.columns) for m in matrices)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Copies of Q, for checkpoints and for undoing a round."""
-        return {f"{m.first}:{m.rows}:{m.columns}": q.clone() for m, q in self._kept.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to `state`."""
-        self._kept = {Matrix(*map(int, name.split(":"))): q.clone() for name, q in state.items()}
-
-    def _start(self, matrix: Matrix) -> torch.Tensor:
-        """Q of the last round, or signs from the seed; a column that came out as zero begins anew."""
-        size = matrix.columns * self._rank
+    def start(self, rail: int, matrix: Matrix) -> torch.Tensor:
+        """Q of the last mean, or signs from the seed; a column that came out as zero begins anew. Shape (columns, rank)."""
+        size = matrix.columns * self.rank
         draw = np.random.SFC64([self._seed & (2**64 - 1), matrix.first, matrix.columns]).random_raw(size)
-        fresh = torch.from_numpy((draw >> np.uint64(63)).astype(np.float32)).mul_(2.0).sub_(1.0).view(-1, self._rank)
-        kept = self._kept.get(matrix)
+        fresh = torch.from_numpy((draw >> np.uint64(63)).astype(np.float32)).mul_(2.0).sub_(1.0).view(-1, self.rank)
+        kept = self._kept.get((rail, matrix))
         if kept is None:
             return fresh
         usable = torch.isfinite(kept).all(0) & (kept != 0).any(0)
         return torch.where(usable, kept, fresh)
 
+    def put(self, rail: int, matrix: Matrix, directions: torch.Tensor) -> None:
+        """Where the next mean begins, once this one counts."""
+        self._next[rail, matrix] = directions.clone()
 
-def _others(matrices: Sequence[Matrix], first: int, shard: torch.Tensor) -> list[torch.Tensor]:
-    """The pieces of `shard` between `matrices`, in order."""
-    found, at = [], first
+    def commit(self) -> None:
+        """The means so far count."""
+        self._kept.update(self._next)
+        self._next.clear()
+
+    def drop(self) -> None:
+        """The means since `commit` do not."""
+        self._next.clear()
+
+    def state_dict(self, rail: int | None = None) -> dict[str, torch.Tensor]:
+        """Copies of all directions, or of one rail's, by "rail:first element:rows:columns"."""
+        found = sorted(self._kept.items(), key=lambda item: (item[0][0], item[0][1].first))
+        return {
+            f"{number}:{matrix.first}:{matrix.rows}:{matrix.columns}": kept.clone()
+            for (number, matrix), kept in found
+            if rail is None or number == rail
+        }
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go back to `state`."""
+        self._kept, self._next = {}, {}
+        for name, kept in state.items():
+            rail, first, rows, columns = map(int, name.split(":"))
+            self._kept[rail, Matrix(first, rows, columns)] = kept.clone()
+
+
+class Reduction:
+    """One mean of one vector, in three steps between which the caller has two messages averaged over the regions.
+
+    The vector is left as it is, and so is everything of `LowRank` until its `commit`: it can be repeated.
+
+    Attributes:
+        message: What is to be averaged next (float32, changed in place by whoever averages it): P and all that is not coded;
+            after `turn` Q.
+    """
+
+    def __init__(
+        self, kept: LowRank, rail: int, vector: torch.Tensor, first: int, shapes: Sequence[Matrix], residual: torch.Tensor | None
+    ) -> None:
+        """Of `vector`: float32 (n,), CPU, elements `first` to `first + n` of the numbering of `shapes`; `residual` is added."""
+        self._kept, self._rail, self._first, self._residual = kept, rail, first, residual
+        self._given = vector + residual if residual is not None else vector
+        matrices = self._matrices = matrices_within(shapes, first, vector.numel(), kept.rank)
+        self._plain = _others(matrices, first, vector.numel())
+        parts = [self._view(self._given, matrix) for matrix in matrices]
+        left = [part @ kept.start(rail, matrix) for part, matrix in zip(parts, matrices, strict=True)]
+        pieces = [self._given[begin:end] for begin, end in self._plain]
+        self.message = torch.cat([torch.empty(0), *(p.reshape(-1) for p in left), *pieces])
+        self._left: list[torch.Tensor] = []
+        self._pieces: list[torch.Tensor] = []
+
+    def turn(self) -> None:
+        """`message` is the mean of all regions' now: what follows from it, and the next message."""
+        rank = self._kept.rank
+        self._left = _cut(self.message, [(m.rows, rank) for m in self._matrices])
+        rest = self.message[sum(m.rows * rank for m in self._matrices) :]
+        self._pieces = list(rest.split([end - begin for begin, end in self._plain])) if self._plain else []
+        for p in self._left:
+            _orthonormalise(p.numpy())
+        pairs = zip(self._matrices, self._left, strict=True)
+        right = [(self._view(self._given, matrix).T @ p).reshape(-1) for matrix, p in pairs]
+        self.message = torch.cat([torch.empty(0), *right])
+
+    def finish(self, out: torch.Tensor, part: float) -> None:
+        """`message` is the mean again: write the result into `out` (like the vector), and what is owed into the residual.
+
+        `part` is what the result is to count as among what this region gave: 1 for a plain mean, the number of a region's
+        ranks where their sum was given and the mean over all ranks was taken.
+        """
+        right = _cut(self.message, [(m.columns, self._kept.rank) for m in self._matrices])
+        for (begin, end), piece in zip(self._plain, self._pieces, strict=True):
+            out[begin:end] = piece
+            if self._residual is not None:
+                self._residual[begin:end] = 0.0
+        for matrix, p, q in zip(self._matrices, self._left, right, strict=True):
+            whole = self._view(out, matrix)
+            if self._residual is not None:
+                owed = self._view(self._residual, matrix)
+                owed.copy_(self._view(self._given, matrix))
+            _expand(p.numpy(), np.ascontiguousarray(q.T.numpy()), whole.numpy())
+            if self._residual is not None:
+                owed = self._view(self._residual, matrix).sub_(whole, alpha=part)
+                if not torch.isfinite(owed.sum()):
+                    owed.nan_to_num_(0.0, 0.0, 0.0)
+            self._kept.put(self._rail, matrix, q)
+
+    def _view(self, vector: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+        begin = matrix.first - self._first
+        return vector[begin : begin + matrix.rows * matrix.columns].view(matrix.rows, matrix.columns)
+
+
+def warm() -> None:
+    """Compile the kernels, so that it is not done in the first mean."""
+    one = np.ones((1, 1), np.float32)
+    _orthonormalise(one)
+    _expand(one, one.copy(), one.copy())
+
+
+def exchanged_elements(shapes: Sequence[Matrix], first: int, elements: int, rank: int) -> int:
+    """Floats in the two messages of one mean of that range."""
+    matrices = matrices_within(shapes, first, elements, rank)
+    coded = sum(m.rows * m.columns for m in matrices)
+    return elements - coded + sum(rank * (m.rows + m.columns) for m in matrices)
+
+
+def _others(matrices: Sequence[Matrix], first: int, elements: int) -> list[tuple[int, int]]:
+    """(begin, end) of what lies between `matrices`, in order, from `first` on."""
+    found, at = list[tuple[int, int]](), 0
     for matrix in sorted(matrices, key=lambda m: m.first):
-        found.append(shard[at - first : matrix.first - first])
-        at = matrix.first + matrix.rows * matrix.columns
-    found.append(shard[at - first :])
-    return [piece for piece in found if piece.numel()]
+        found.append((at, matrix.first - first))
+        at = matrix.first - first + matrix.rows * matrix.columns
+    found.append((at, elements))
+    return [(begin, end) for begin, end in found if end > begin]
 
 
 def _cut(message: torch.Tensor, shapes: Sequence[tuple[int, int]]) -> list[torch.Tensor]:

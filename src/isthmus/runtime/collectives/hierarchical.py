@@ -13,7 +13,7 @@ element of this rank's shards, and as much again for what error feedback makes o
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,9 @@ import torch.distributed as dist
 from isthmus.plan import CodecName
 from isthmus.runtime.codecs.coding import Codec
 from isthmus.runtime.codecs.feedback import Draft, ErrorFeedback
+from isthmus.runtime.codecs.lowrank import LowRank, Matrix
 from isthmus.runtime.collectives.exchange import Buffers, Exchange, ExchangeOptions
+from isthmus.runtime.collectives.low_rank import LowRankExchange
 from isthmus.runtime.collectives.segments import Place, Segment, Shard
 from isthmus.runtime.wan.frames import TAG_LIMIT, RailError, message_tag
 from isthmus.runtime.wan.rail import Rail
@@ -62,6 +64,7 @@ class ReducerOptions:
         shares: Of three and more regions with unequal links, which part of each shard every region adds up; None: equal.
         retry: Keep what `again` needs until `commit`; a RailError is then raised by `finish`, after the region's own part.
         replicated: The group's ranks hold equal tensors already: each brings its shards to the other regions, none is summed.
+        low_rank: Of PowerSGD, which then does what a codec does elsewhere; `codec` is its name only.
     """
 
     error_feedback: bool = True
@@ -71,6 +74,7 @@ class ReducerOptions:
     shares: tuple[float, ...] | None = None
     retry: bool = False
     replicated: bool = False
+    low_rank: int | None = None
 
 
 class HierarchicalReducer:
@@ -103,6 +107,7 @@ class HierarchicalReducer:
         self._total = self._ranks if rails is None else rails.total
         self._feedback = ErrorFeedback() if self._options.error_feedback and self._codec.name != "none" else None
         self._draft = Draft(self._feedback) if self._feedback and self._options.retry else None
+        self._low_rank = LowRank(self._options.low_rank) if self._options.low_rank else None
         self._epochs: dict[int, int] = {}
         self._buffers = Buffers()
         self.between_regions = True
@@ -137,11 +142,12 @@ class HierarchicalReducer:
         tag: int,
         first_element: int | None = None,
         weights: Sequence[float] | None = None,
+        matrices: Iterable[Matrix] = (),
     ) -> "UnderWay":
         """The first half of `all_reduce_`: reduce inside the region and send. `tensor` must be left alone until `finish`.
 
         Several may be under way, so that the WAN is not idle between one tensor's last bytes and the next one's first. All
-        ranks must begin and finish in the same order.
+        ranks must begin and finish in the same order. `matrices` in the tensor, for PowerSGD, are numbered from its beginning.
         """
         if tensor.dtype != torch.float32 or not tensor.is_contiguous() or tensor.device.type != "cpu":
             raise TypeError(
@@ -153,11 +159,23 @@ class HierarchicalReducer:
         first = tag * _SPACE_ELEMENTS if first_element is None else TAG_LIMIT * _SPACE_ELEMENTS + first_element
         epoch = self._epochs[tag] = self._epochs.get(tag, -1) + self.between_regions
         segments = self._segments(tensor.detach().view(-1))
-        under_way = UnderWay(segments, tag, epoch, first, None if weights is None else tuple(weights))
+        placed = tuple(replace(matrix, first=first + matrix.first) for matrix in matrices)
+        under_way = UnderWay(segments, tag, epoch, first, None if weights is None else tuple(weights), placed)
         for number, segment in enumerate(segments):
             self._reduce_scatter(segment)
             self._cross(under_way, number)
         return under_way
+
+    def advance(self, under_way: Sequence["UnderWay"]) -> None:
+        """Before any of them is finished: what of all of them can be done without waiting for each in turn (PowerSGD)."""
+        if self._low_rank is None:
+            return
+        for step in (LowRankExchange.reduce, LowRankExchange.turn, LowRankExchange.add_up):
+            for each in under_way:
+                for number in range(len(each.segments)):
+                    self._step(each, number, step)
+        for each in under_way:
+            each.advanced = True
 
     def finish(self, under_way: "UnderWay") -> None:
         """The second half of `all_reduce_`: take in the other regions' bytes, and gather inside the region.
@@ -169,11 +187,13 @@ class HierarchicalReducer:
         segments = under_way.segments
         rails = self._crossing()
         lag = 0 if rails is None or len(rails.ranks) == 2 else _LAG
+        if not under_way.advanced:
+            self.advance([under_way])
         for number in range(len(segments) + lag):
-            if number < len(segments):
-                self._step(under_way, number, Exchange.reduce)
+            if number < len(segments) and self._low_rank is None:
+                self._step(under_way, number, _reduce)
             if number >= lag:
-                self._step(under_way, number - lag, Exchange.finish)
+                self._step(under_way, number - lag, _finish)
                 self._gather(segments[number - lag])
         if under_way.error is not None:
             raise under_way.error
@@ -184,10 +204,12 @@ class HierarchicalReducer:
         assert rails is None or rails.total == self._total, (rails, self._total)
         self.rails = rails
         self._draft = Draft(self._feedback) if self._feedback else None
+        if self._low_rank is not None:
+            self._low_rank.drop()
 
     def again(self, under_way: "UnderWay") -> None:
         """Send once more what `begin` sent, after `renew`; then `finish` it again. Same regions, same bits."""
-        under_way.error = None
+        under_way.error, under_way.advanced = None, False
         under_way.exchanges.clear()
         for number in range(len(under_way.segments)):
             self._cross(under_way, number)
@@ -196,6 +218,8 @@ class HierarchicalReducer:
         """What is under way has come to a good end: the residuals count, and nothing is kept to repeat it with."""
         if self._draft is not None:
             self._draft.commit()
+        if self._low_rank is not None:
+            self._low_rank.commit()
         for each in under_way:
             for segment in each.segments:
                 if segment.retained is not None:
@@ -209,16 +233,23 @@ class HierarchicalReducer:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Residuals and the counts that number the codec's noise, for checkpoints and for undoing a measurement."""
+        """Residuals, directions and the counts that number the codec's noise, for checkpoints and for undoing a measurement."""
         return {
             "feedback": self._feedback.state_dict() if self._feedback else {},
             "epochs": dict(self._epochs),
+            "directions": self._low_rank.state_dict() if self._low_rank else {},
         }
+
+    def directions(self, rail: int) -> dict[str, torch.Tensor]:
+        """PowerSGD's of one rail: every region must hold the same."""
+        return self._low_rank.state_dict(rail) if self._low_rank is not None else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to `state`; nothing may be under way."""
         if self._feedback is not None:
             self._feedback.load_state_dict(state["feedback"])
+        if self._low_rank is not None:
+            self._low_rank.load_state_dict(state.get("directions", {}))
         self._epochs = dict(state["epochs"])
 
     def _crossing(self) -> Rails | None:
@@ -239,7 +270,7 @@ class HierarchicalReducer:
         except RailError as error:
             self._fail(under_way, error)
 
-    def _exchange(self, rails: Rails, under_way: "UnderWay", number: int, shard: Shard) -> Exchange:
+    def _exchange(self, rails: Rails, under_way: "UnderWay", number: int, shard: Shard) -> Exchange | LowRankExchange:
         weights, scale = self._weights(rails, under_way.weights)
         options = ExchangeOptions(
             codec=self._codec,
@@ -253,9 +284,12 @@ class HierarchicalReducer:
             shares=self._options.shares,
         )
         tag = message_tag(under_way.tag, under_way.epoch, 0, number)
+        if self._low_rank is not None:
+            link = rails.carried[shard.rail], shard.rail, tag
+            return LowRankExchange(link, shard.given, options, shard.out, (self._low_rank, under_way.matrices))
         return Exchange(rails.carried[shard.rail], shard.given, tag, options, shard.out)
 
-    def _step(self, under_way: "UnderWay", number: int, step: Callable[[Exchange], None]) -> None:
+    def _step(self, under_way: "UnderWay", number: int, step: Callable[[Any], None]) -> None:
         try:
             for exchange in under_way.exchanges.get(number, []):
                 step(exchange)
@@ -279,7 +313,7 @@ class HierarchicalReducer:
         return tuple(weight / ranks for weight, ranks in zip(weights, rails.ranks, strict=True)), 1.0 / sum(weights)
 
     def _segments(self, flat: torch.Tensor) -> list[Segment]:
-        size = self._options.segment_bytes
+        size = flat.nbytes if self._low_rank is not None else self._options.segment_bytes  # rows are not to be cut more often
         count = max(1, -(-flat.nbytes // size) if size else max(min(16, flat.nbytes >> 20), -(-flat.nbytes >> 22)))
         step = max(1, -(-flat.numel() // (count * self._total))) * self._total
         place = Place(self._rank, self._ranks, self._total)
@@ -321,7 +355,9 @@ class UnderWay:
     """One all-reduce between `begin` and `finish`, and with `retry` until `commit`.
 
     Attributes:
+        matrices: In it, numbered as the residuals are.
         exchanges: Of each segment that has been sent, one a shard.
+        advanced: `HierarchicalReducer.advance` has been done.
         error: The first that any of them met.
     """
 
@@ -330,5 +366,15 @@ class UnderWay:
     epoch: int
     first: int
     weights: tuple[float, ...] | None
-    exchanges: dict[int, list[Exchange]] = field(default_factory=dict)
+    matrices: tuple[Matrix, ...] = ()
+    exchanges: dict[int, list[Exchange | LowRankExchange]] = field(default_factory=dict)
     error: RailError | None = None
+    advanced: bool = False
+
+
+def _reduce(exchange: Exchange | LowRankExchange) -> None:
+    exchange.reduce()
+
+
+def _finish(exchange: Exchange | LowRankExchange) -> None:
+    exchange.finish()

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch._C._distributed_c10d import GradBucket
 
+from isthmus.runtime.codecs.lowrank import Matrix
 from isthmus.runtime.every_step.residuals import Residuals
 from isthmus.runtime.every_step.step import Part, StepExchange
 
@@ -35,6 +36,8 @@ class HookState:
         self.exchange = exchange
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         self.numbers = {parameter.data_ptr(): number for number, parameter in enumerate(trained)}
+        self._shapes = [tuple(parameter.shape) for parameter in trained]
+        self._low_rank = strategy.codec == "powersgd"
         self.residuals = Residuals(
             [parameter.numel() for parameter in trained],
             kept=strategy.error_feedback and strategy.codec != "none",
@@ -47,6 +50,18 @@ class HookState:
         if self.residuals.layout.get(index) != contents:
             self.residuals.move(exchange.reducer, exchange.federation, index, contents)
         return self.residuals.first[index]
+
+    def matrices(self, contents: tuple[int, ...]) -> tuple[Matrix, ...]:
+        """What PowerSGD codes of a bucket of these parameters: those of two and more dimensions, as rows of all but the first."""
+        if not self._low_rank:
+            return ()
+        found, at = list[Matrix](), 0
+        for number in contents:
+            shape, size = self._shapes[number], self.residuals.sizes[number]
+            if len(shape) > 1 and size:
+                found.append(Matrix(at, shape[0], size // shape[0]))
+            at += size
+        return tuple(found)
 
 
 def ddp_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -69,7 +84,8 @@ def _through_courier(state: HookState, bucket: GradBucket) -> Future:
         if not future.done():  # DDP waits for it without a limit
             future.set_result(flat)
 
-    state.exchange.hand_over(Part(index, flat, contents, done, lambda: state.first_element(index, contents)))
+    part = Part(index, flat, contents, done, lambda: state.first_element(index, contents), state.matrices(contents))
+    state.exchange.hand_over(part)
     if bucket.is_last():
         state.exchange.conclude()
     return future

@@ -63,8 +63,13 @@ class EveryStepKeeper:
             "groups": [{key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups],
             "also": [item.state_dict() for item in self._also],
             "epochs": reducer.state_dict()["epochs"] if reducer is not None else {},
+            "directions": [],
             "place": self._place(),
         }
+        directions = reducer.directions(rail) if reducer is not None else {}
+        if directions:
+            record["directions"] = [[name, list(held.shape)] for name, held in directions.items()]
+            flat["directions"] = _joined(list(directions.values()))
         return State(record, {name: part for name, part in flat.items() if part.numel()})
 
     def adopt_state(self, parts: Mapping[int, State], rejoined: Rejoined) -> None:
@@ -83,7 +88,8 @@ class EveryStepKeeper:
             item.load_state_dict(state)
         if self._exchange.reducer is not None:
             epochs = {int(tag): epoch for tag, epoch in record["epochs"].items()}
-            self._exchange.reducer.load_state_dict({"feedback": {}, "epochs": epochs})
+            directions = {name: held for part in parts.values() for name, held in _directions(part).items()}
+            self._exchange.reducer.load_state_dict({"feedback": {}, "epochs": epochs, "directions": directions})
         self._go_to(record["place"])
 
     def _parameters(self) -> list[nn.Parameter]:
@@ -154,6 +160,14 @@ class EveryStepKeeper:
                         self._optimizer.state[parameter][key] = held
                 if tensors:
                     _dealt(flat[f"optimizer {key}"], local_tensors(tensors))
+
+
+def _directions(state: State) -> dict[str, torch.Tensor]:
+    """PowerSGD's of one rail, which every region must hold alike."""
+    held = [torch.empty(shape) for _, shape in state.record["directions"]]
+    if held:
+        _dealt(state.tensors["directions"], held)
+    return {name: tensor for (name, _), tensor in zip(state.record["directions"], held, strict=True)}
 
 
 def _described(key: str, value: Any, parameter: nn.Parameter) -> Any:

@@ -17,6 +17,7 @@ import torch
 import xxhash
 
 from isthmus.plan import Strategy
+from isthmus.runtime.codecs.lowrank import Matrix
 from isthmus.runtime.collectives.exchange import gather_on_all
 from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, Rails, UnderWay
 from isthmus.runtime.federation.agreement import CONTROL_TAGS, Federation
@@ -54,6 +55,7 @@ class Part:
         contents: What it is made of, equal in all regions (they decide by themselves what a part holds).
         done: Called when `flat` is final, or never will be.
         prepare: On the communication thread, before a part crosses: the number of its first element for error feedback.
+        matrices: Of the parameters in it, for PowerSGD; numbered from its beginning.
     """
 
     number: int
@@ -61,6 +63,7 @@ class Part:
     contents: tuple[int, ...]
     done: Callable[[], None]
     prepare: Callable[[], int]
+    matrices: tuple[Matrix, ...] = ()
     under_way: UnderWay | None = None
     begun_s: float = 0.0
 
@@ -186,7 +189,7 @@ class StepExchange:
             if self.rounds is None and self._agreed.get(part.number) != part.contents:
                 self._agree(part)
             first = part.prepare()
-        part.under_way = self.reducer.begin(part.flat, part.number, first)
+        part.under_way = self.reducer.begin(part.flat, part.number, first, matrices=part.matrices)
 
     def _enter(self, generation: Generation, rails: Mapping[int, Rail]) -> None:
         assert self.reducer is not None
@@ -198,6 +201,7 @@ class StepExchange:
         assert self.reducer is not None
         self.rejoined = None
         if self.rounds is None or not self.crossing:
+            self._advance()
             while self._parts:
                 self._finish(self._parts[0])
                 part = self._parts.pop(0)
@@ -221,6 +225,7 @@ class StepExchange:
                 assert part.under_way is not None
                 self.reducer.again(part.under_way)
         error = self._compare_layouts(rails)
+        self._advance()
         for part in self._parts:
             try:
                 self._finish(part)
@@ -234,6 +239,11 @@ class StepExchange:
     def _commit(self, _: Attempt) -> None:
         assert self.reducer is not None
         self.reducer.commit([part.under_way for part in self._parts if part.under_way is not None])
+
+    def _advance(self) -> None:
+        assert self.reducer is not None
+        if self.crossing:
+            self.reducer.advance([part.under_way for part in self._parts if part.under_way is not None])
 
     def _finish(self, part: Part) -> None:
         assert self.reducer is not None

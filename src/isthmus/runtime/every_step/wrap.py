@@ -75,6 +75,12 @@ def _sharded(
             f"strategy.kind {strategy.kind!r} with layout.zero {zero}: that is not run{' with a coordinator' if elastic else ''}",
             "plan hierarchical, or zero 0; local-steps in shards run without a coordinator",
         )
+    if strategy.codec == "powersgd":
+        raise InputError(
+            "plan",
+            f"strategy.codec 'powersgd' with layout.zero {zero}: it needs whole matrices, a rank holds a shard of each",
+            "plan another codec, or zero 0",
+        )
     group = federation.world.region_group
     assert group is not None, "shards without a process group"
     shard_model(model, group, zero)
@@ -99,5 +105,9 @@ def _reducer(exchange: StepExchange) -> HierarchicalReducer:
         federation.world.comm_group if environment.world_size > 1 else None,
         rails,
         codec_of(strategy),
-        ReducerOptions(error_feedback=strategy.error_feedback, retry=rounds is not None),
+        ReducerOptions(
+            error_feedback=strategy.error_feedback,
+            retry=rounds is not None,
+            low_rank=strategy.codec_rank if strategy.codec == "powersgd" else None,
+        ),
     )
