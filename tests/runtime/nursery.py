@@ -23,8 +23,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import TensorDataset
 
 import isthmus.runtime  # noqa: F401 - loaded once, before forking
+from isthmus.plan import Strategy, save_plan
 from isthmus.runtime.cluster import Cluster, join
 from isthmus.runtime.codecs.coding import warm
+from isthmus.runtime.loopback import lone_plan
 
 
 class Crossed(nn.Module):
@@ -123,6 +125,18 @@ def train(options: dict[str, Any], out: Path) -> None:
         torch.save(flat(model), out)
 
 
+def each_in_turn(options: dict[str, Any], out: Path) -> None:
+    """One run after the other by the front door, with the same ranks; their final parameters, by the strategies' names."""
+    found = {}
+    for given in options["strategies"]:
+        plan = out.with_suffix(".yaml")
+        save_plan(lone_plan(Strategy(**given)), plan)
+        os.environ["ISTHMUS_PLAN"] = str(plan)
+        train(options, out)
+        found[given["name"]] = torch.load(out, weights_only=True)
+    torch.save(found, out)
+
+
 def listeners() -> list[str]:
     """Addresses that this process listens on, in the kernel's hexadecimal."""
     mine = {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
@@ -157,6 +171,7 @@ def disturb(cluster: Cluster, model: nn.Module, options: dict[str, Any], number:
 
 SCENARIOS = {
     "train": train,
+    "each in turn": each_in_turn,
     "steps": scripted.steps,
     "all_reduce": reducing.all_reduce,
     "again": reducing.again,

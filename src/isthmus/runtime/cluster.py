@@ -168,6 +168,7 @@ def _strategy(environment: RankEnvironment, plan: Plan | Path | str | None) -> t
             f"strategy.kind: {strategy.kind!r} cannot be run by this runtime yet",
             f"it runs {', '.join(RUNNABLE)}",
         )
+    _require_codec(strategy, where)
     layout = plan.layout
     if strategy.kind == "pipeline":
         _require_equal_regions(environment)
@@ -181,6 +182,17 @@ def _strategy(environment: RankEnvironment, plan: Plan | Path | str | None) -> t
             "plan with tp, pp, cp and ep 1, zero 0, 2 or 3 and no recompute, or hand the layout to a framework that has them",
         )
     return strategy, layout.zero, plan.survival
+
+
+def _require_codec(strategy: Strategy, where: str) -> None:
+    """Refuse a codec that the strategy would leave out, or cannot use."""
+    if strategy.codec == "powersgd" and strategy.kind != "hierarchical":
+        reason = "it codes gradient matrices, hence strategy.kind hierarchical"
+    elif strategy.codec != "none" and strategy.kind == "flat":
+        reason = "one all-reduce over all ranks of all regions sends fp32"
+    else:
+        return
+    raise InputError(where, f"strategy.codec: {strategy.codec!r} with strategy.kind {strategy.kind!r}: {reason}")
 
 
 def _beyond_data_parallelism(layout: Layout, kind: StrategyKind) -> list[str]:

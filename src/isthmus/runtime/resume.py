@@ -139,8 +139,10 @@ class RunState:
             changes += session.local.changes
         reducer = session.hook.reducer if session.hook is not None else None
         if reducer is not None and own["reducer"] is not None:
-            kept = {name: own["reducer"].get(name, {}) if same else {} for name in ("feedback", "directions")}
-            reducer.load_state_dict({**kept, "epochs": own["reducer"]["epochs"]})
+            state = {"feedback": {}, "directions": {}} | own["reducer"]
+            state |= {} if same else {"feedback": {}}
+            state |= {} if self._everywhere(same) else {"directions": {}}
+            reducer.load_state_dict(state)
             if own["reducer"]["feedback"] and not same:
                 changes.append("what the codec owed is forgotten: other ranks encode other elements")
         if same:
@@ -152,3 +154,10 @@ class RunState:
             whose = "" if found.own else f" of region {found.folder.name}"
             notes = f" ({'; '.join(changes)})" if changes else ""
             print(f"isthmus {environment.region}: going on from step {found.step}{whose}{notes}", file=sys.stderr, flush=True)
+
+    def _everywhere(self, same: bool) -> bool:
+        """Whether every region goes on as it was; with rounds a region that does not will take over the others' state."""
+        federation = self.session.federation
+        if federation.rounds is not None:
+            return same
+        return all(federation.submit(lambda: federation.numbers(int(same))).result())

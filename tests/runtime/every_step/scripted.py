@@ -140,6 +140,7 @@ def steps(options: dict[str, Any], *_: Any) -> None:
         "hash": region_fingerprint(model.parameters(), world.comm_group, sharded=is_sharded(model)),
         "digests": rounds.digests,
         "owed": fingerprint(exchange.reducer.state_dict()["feedback"].values()),
+        "directions": len(exchange.reducer.state_dict()["directions"]),
         "early": sum(passage.begun_s < exchange.enqueued_s for passage in exchange.timeline),
         "parts": len(exchange.timeline),
     }
@@ -162,6 +163,8 @@ def hand_over(model: nn.Module, optimizer: torch.optim.Optimizer, exchange: Step
         for tensor in local_tensors(model.parameters()):
             tensor.zero_()
     optimizer.state.clear()
+    assert exchange.reducer is not None
+    exchange.reducer.load_state_dict({"feedback": {}, "epochs": {}})
     parts = {number: type(state)(json.loads(json.dumps(state.record)), state.tensors) for number, state in parts.items()}
     federation.submit(lambda: keeper.adopt_state(parts, Rejoined("restart"))).result()
     assert whole() == held, "parameters came back as others"

@@ -19,7 +19,7 @@ def run(nursery: Any, way: str, codec: CodecName, counts: tuple[int, ...] = (2, 
 @pytest.mark.parametrize(
     ("way", "codec", "counts"),
     [("ddp", "int4", (2, 3)), ("fsdp", "int8", (2, 2)), ("ddp", "int8", (1, 2, 1)), ("hsdp", "int4", (2, 2)),
-     ("bf16", "none", (2, 2))],
+     ("bf16", "none", (2, 2)), ("ddp", "powersgd", (2, 3))],
 )
 def test_repeated_steps_leave_the_bits_of_steps_that_never_failed(
     way: str, codec: CodecName, counts: tuple[int, ...], nursery: Any
@@ -50,9 +50,13 @@ def test_a_region_left_alone_trains_on_its_own_gradients(nursery: Any) -> None:
     assert len({line["hash"] for line in lines}) == 1
 
 
-@pytest.mark.parametrize(("way", "counts"), [("fsdp", (2, 2)), ("ddp", (1, 3))])
-def test_the_state_of_a_region_is_whole_in_what_its_rails_carry(way: str, counts: tuple[int, ...], nursery: Any) -> None:
-    assert len(run(nursery, way, "none", counts, newcomer=True).succeeded().said()) == sum(counts)
+@pytest.mark.parametrize(("way", "codec", "counts"), [("fsdp", "none", (2, 2)), ("ddp", "powersgd", (1, 3))])
+def test_the_state_of_a_region_is_whole_in_what_its_rails_carry(
+    way: str, codec: CodecName, counts: tuple[int, ...], nursery: Any
+) -> None:
+    lines = run(nursery, way, codec, counts, newcomer=True).succeeded().said()
+    assert len(lines) == sum(counts)
+    assert all(line["directions"] for line in lines) == (codec == "powersgd")
 
 
 def test_a_policy_that_reduces_in_bf16_is_refused_by_name(nursery: Any) -> None:
