@@ -4,7 +4,8 @@
 * A round's total is the total before it and its own tokens; no round is missing.
 * What a round counts for a region is what the region's ranks trained since its round before (where windows are equal).
 * Every token a region trained was counted once, or was thrown away; survivors throw nothing away, and others at most
-  their window since the last committed round.
+  their window since the last committed round. What a region prints that it has thrown away is what it has; of the branch
+  that has to give way after a partition, its rounds too.
 * Survivors go on within the time of detection and a second.
 """
 
@@ -14,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from chaos.faults import Fault, Kind
+from chaos.faults import Fault, Kind, side_of
 from chaos.history import History, Line, Stretch
 
 __all__ = ["Finding", "Happened", "Loss", "Rules", "check", "losses", "worst_gap_s"]
@@ -29,14 +30,17 @@ class Rules:
 
     Attributes:
         detect_s: Of the plan.
-        grace_s: Of the plan; how long a late region is waited for. None: for as long as it lives; every region then brings a
-            whole window to every round.
+        grace_s: Of the plan; how long a late region is waited for. None: for as long as it lives.
+        whole: Every region brings all that it has trained since the last round to every round, at the same step.
+        branches: Sides that cannot reach each other go on apart.
         slow_s: What a window takes in a region that computes ten times slower.
         window_tokens: Most tokens each region can have trained since a committed round.
     """
 
     detect_s: float
     grace_s: float | None
+    whole: bool = True
+    branches: bool = False
     slow_s: float
     window_tokens: dict[str, int]
 
@@ -74,8 +78,9 @@ def check(history: History, happened: Iterable[Happened], rules: Rules) -> list[
     return [
         *_agreement(history),
         *_arithmetic(history),
-        *(_counted(history) if rules.grace_s is None else []),
+        *(_counted(history) if rules.whole else []),
         *_thrown_away(history, played, rules),
+        *_said(history),
         *_idle(history, played, rules),
         *_endings(history),
     ]
@@ -97,12 +102,10 @@ def _arithmetic(history: History) -> list[Finding]:
     found: list[Finding] = []
     lines = {(line["branch"], line["round"]): line for _, _, line in history.rounds()}
     first = min((number for _, number in lines), default=0)
-    for (branch, number), line in sorted(lines.items(), key=lambda item: item[0][1]):
+    for (_, number), line in sorted(lines.items(), key=lambda item: item[0][1]):
         own = sum(line["counted"].values())
-        if number == first:
-            before = [0]
-        else:
-            before = [lines[key]["total"] for key in lines if key[1] == number - 1 and key[0] in (branch, "")]
+        # A branch goes on from whatever its side belonged to.
+        before = [0] if number == first else [lines[key]["total"] for key in lines if key[1] == number - 1]
         if not before:
             found.append(Finding("arithmetic", f"round {number - 1} was reported by nobody"))
         elif line["total"] - own not in before:
@@ -167,15 +170,50 @@ def _thrown_away(history: History, played: list[Happened], rules: Rules) -> list
         elif loss.tokens > rules.window_tokens[loss.region]:
             text = f"{who} lost {loss.tokens} tokens, more than its window of {rules.window_tokens[loss.region]}"
             found.append(Finding("window", text))
-        elif loss.tokens > 0 and not _excused(loss, played):
+        elif loss.tokens > 0 and not _excused(loss, played, history.regions(), rules):
             found.append(Finding("survivor", f"{who} lost {loss.tokens} tokens, and nothing had been done to it"))
     return found
 
 
-def _excused(loss: Loss, played: list[Happened]) -> bool:
+def _excused(loss: Loss, played: list[Happened], regions: list[str], rules: Rules) -> bool:
     """Whether a fault of this region that can cost its window was under way when the stretch ended."""
-    own = [each for each in played if each.fault.region == loss.region and each.fault.kind in COSTLY]
+    own = [each for each in played if each.fault.kind in COSTLY and loss.region in _struck(each.fault, regions, rules)]
     return any(each.began_s - 5.0 <= loss.ended_s <= each.healed_s + 5.0 for each in own)
+
+
+def _struck(fault: Fault, regions: list[str], rules: Rules) -> frozenset[str]:
+    """Regions that a fault is done to. Of two sides that go on apart either may have to give way, where none is a majority."""
+    if fault.kind != "cut":
+        return frozenset({fault.region})
+    return frozenset(regions) if rules.branches and not _majority(fault, regions) else side_of(fault, regions)
+
+
+def _majority(fault: Fault, regions: list[str]) -> bool:
+    return 2 * len(side_of(fault, regions)) < len(regions)
+
+
+def _said(history: History) -> list[Finding]:
+    """Holds a region's lines of discarded training against what it trained and no round of the run counted."""
+    found: list[Finding] = []
+    by_stretch = {(loss.region, loss.stretch): loss.tokens for loss in losses(history)}
+    for region in history.regions():
+        for index, parts in enumerate(history.of(region)):
+            for part in parts:
+                if part.discarded is None:
+                    continue
+                given_up = sum(sum(line["counted"].values()) for line in _last_rounds(part, part.discarded["rounds"]))
+                window, said = by_stretch[region, index], part.discarded["tokens"] - given_up
+                # An every-step run throws its step away before its line is written.
+                step_tokens = sum(max((line["tokens"] for line in each.steps.values()), default=0) for each in parts)
+                if said not in (window, window + step_tokens):
+                    who = f"{region} (stretch {index})"
+                    text = f"{who} printed that it lost {said} tokens, and {given_up} of its branch; it lost {window}"
+                    found.append(Finding("said", text))
+    return found
+
+
+def _last_rounds(part: Stretch, count: int) -> list[Line]:
+    return part.rounds[len(part.rounds) - count :]
 
 
 def worst_gap_s(history: History, region: str, since_s: float, until_s: float) -> float:
@@ -192,9 +230,9 @@ def _idle(history: History, played: list[Happened], rules: Rules) -> list[Findin
         gaps = [after - before for before, after in itertools.pairwise(times)]
         usual_s = statistics.quantiles(gaps, n=20)[-1] if len(gaps) > 20 else 0.0
         for each in played:
-            if each.fault.region == region:
+            if region == each.fault.region:
                 continue
-            allowed_s = rules.detect_s + 1.0 + usual_s + _more_s(each.fault, rules, len(history.regions()))
+            allowed_s = rules.detect_s + 1.0 + usual_s + _more_s(each.fault, rules, history.regions())
             gap_s = worst_gap_s(history, region, each.began_s, each.healed_s)
             if gap_s > allowed_s:
                 what = f"fault {each.fault.number} ({each.fault.kind})"
@@ -202,11 +240,12 @@ def _idle(history: History, played: list[Happened], rules: Rules) -> list[Findin
     return found
 
 
-def _more_s(fault: Fault, rules: Rules, regions: int) -> float:
-    """What a fault may cost beyond detection: a slow region its grace; of two cut regions that wait, the cut itself."""
+def _more_s(fault: Fault, rules: Rules, regions: list[str]) -> float:
+    """What a fault may cost beyond detection: a slow region its grace; sides that wait for each other, the cut itself."""
     if fault.kind == "slow":
         return rules.slow_s if rules.grace_s is None else rules.grace_s
-    return fault.duration_s + rules.detect_s if fault.kind == "cut" and regions == 2 else 0.0
+    stands = fault.kind == "cut" and not rules.branches and not _majority(fault, regions)
+    return fault.duration_s + rules.detect_s if stands else 0.0
 
 
 def _endings(history: History) -> list[Finding]:

@@ -1,11 +1,12 @@
 """What the ranks of a run wrote, put in order: stretches of training between a start (or a discard) and the next."""
 
 import json
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["History", "Line", "Stretch", "parse_lines", "read_history"]
+__all__ = ["Follower", "History", "Line", "Seen", "Stretch", "parse_lines", "read_history"]
 
 Line = dict[str, Any]
 
@@ -111,3 +112,70 @@ def read_history(folder: Path) -> History:
                 continue
         ranks[region, int(rank)] = parse_lines(lines)
     return History(ranks)
+
+
+@dataclass(slots=True)
+class Seen:
+    """How far one rank has got, by its lines so far.
+
+    Attributes:
+        step: The last one of this start of its process.
+        starts: Of its process.
+        rounds: Time and regions of the last committed ones of this start.
+        failed_checkpoints: In all.
+        ended: In good order.
+    """
+
+    step: int = 0
+    starts: int = 0
+    rounds: deque[tuple[float, frozenset[str]]] = field(default_factory=lambda: deque[tuple[float, frozenset[str]]](maxlen=64))
+    failed_checkpoints: int = 0
+    ended: bool = False
+
+    def take(self, line: Line) -> None:
+        """One more."""
+        match line["kind"]:
+            case "start":
+                self.step, self.starts = 0, self.starts + 1
+                self.rounds.clear()
+            case "step":
+                self.step = line["step"]
+            case "round":
+                self.rounds.append((line["t"], frozenset(line["counted"])))
+            case "checkpoint":
+                self.failed_checkpoints += line["failure"] is not None
+            case "end":
+                self.ended = True
+            case _:
+                pass
+
+
+class Follower:
+    """Reads a metrics folder's files on, as they grow; `seen` by (region, rank)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.seen: dict[tuple[str, int], Seen] = {}
+        self._folder = folder
+        self._streams: dict[Path, Any] = {}
+        self._left: dict[Path, bytes] = {}
+
+    def read(self) -> dict[tuple[str, int], Seen]:
+        """`seen`, up to date."""
+        for path in self._folder.glob("*.jsonl"):
+            stream = self._streams.get(path)
+            if stream is None:
+                stream = self._streams[path] = open(path, "rb", buffering=0)  # noqa: SIM115 - closed with the follower
+            *whole, self._left[path] = (self._left.get(path, b"") + stream.read()).split(b"\n")
+            region, _, rank = path.stem.rpartition("-")
+            seen = self.seen.setdefault((region, int(rank)), Seen())
+            for text in whole:
+                try:
+                    seen.take(json.loads(text))
+                except json.JSONDecodeError:  # a killed rank's last words
+                    continue
+        return self.seen
+
+    def close(self) -> None:
+        """Let the files go."""
+        for stream in self._streams.values():
+            stream.close()

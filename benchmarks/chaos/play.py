@@ -2,25 +2,25 @@
 
 import contextlib
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from chaos.checks import Happened
-from chaos.faults import Fault, Kind
-from chaos.fleet import INNER, WITNESS, Fleet
-from chaos.history import History, Line, read_history
+from chaos.faults import Fault, Kind, side_of
+from chaos.fleet import STEP_S, WITNESS, Fleet, inner_steps
+from chaos.history import Follower
 from isthmus.emulate import EmulatedLink
 from isthmus.runtime.checkpoint import latest
 
 __all__ = ["Player", "StuckError"]
 
-START_LIMIT_S, HEAL_LIMIT_S, QUIET_LIMIT_S, HANG_LIMIT_S = 240.0, 120.0, 90.0, 20.0
+START_LIMIT_S, HEAL_LIMIT_S, HANG_LIMIT_S, END_LIMIT_S = 60.0, 45.0, 20.0, 60.0
 QUIET_ROUNDS = 2
+LAST_STEPS = 48  # from the last fault to the end; a whole number of windows
 LOSS = 0.05
-SYNC_BYTES = 30_000  # on the wire since the window's end: a sync, not signs of life
-POLL_S = 0.02
+SYNC_BYTES = 15_000  # on the wire since the window's end: a sync, not signs of life
+POLL_S = 0.01
 
 
 class StuckError(RuntimeError):
@@ -28,29 +28,33 @@ class StuckError(RuntimeError):
 
 
 class Player:
-    """Plays faults one after the other. `over` tells that the ranks have finished training."""
+    """Plays faults one after the other."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self._regions = set(fleet.scenario.regions)
+        self._follower = Follower(fleet.metrics)
+        self._regions = frozenset(fleet.scenario.regions)
 
-    def over(self) -> bool:
-        """Whether some rank has reached its end."""
-        return any(stretches and stretches[-1].end for stretches in self._history().ranks.values())
-
-    def play(self, fault: Fault) -> Happened | None:
-        """One fault, from quiet to quiet; None where training was over before it could begin.
+    def begin(self) -> None:
+        """Wait until all regions have begun.
 
         Raises:
-            StuckError: The regions did not come together again, or something hung.
+            StuckError: As in all other methods, where that takes too long.
         """
-        limit_s = QUIET_LIMIT_S if self._history().ranks else START_LIMIT_S
-        if not self._together(time.time(), limit_s, f"quiet before fault {fault.number}"):
-            return None
+        self._together(time.time(), START_LIMIT_S, "the first rounds")
+
+    def play(self, fault: Fault) -> Happened:
+        """One fault, from quiet to quiet."""
         began_s = self._strike(fault)
-        if not self._together(time.time(), HEAL_LIMIT_S, f"healing of fault {fault.number} ({fault.kind} {fault.region})"):
-            return None if self.over() and fault.kind != "store" else Happened(fault=fault, began_s=began_s, healed_s=time.time())
-        return Happened(fault=fault, began_s=began_s, healed_s=time.time())
+        what = f"healing of fault {fault.number} ({fault.kind} {fault.region})"
+        return Happened(fault=fault, began_s=began_s, healed_s=self._together(time.time(), HEAL_LIMIT_S, what))
+
+    def finish(self) -> None:
+        """Name the last step, and wait for the end of all ranks."""
+        if self.fleet.setup.calm_steps is None:
+            self.fleet.end_at(LAST_STEPS + max(seen.step for seen in self._follower.read().values()))
+        self.until(lambda: not any(map(self.fleet.alive, self._regions)), END_LIMIT_S, "the end of all ranks")
+        self._follower.close()
 
     def _strike(self, fault: Fault) -> float:
         """Begin and undo; the time at which it began."""
@@ -74,11 +78,13 @@ class Player:
 
     def _aim(self, fault: Fault) -> None:
         """Wait for the phase: the middle of a window, or a sync on the wire."""
-        key = (fault.region, 0)
+        key, inner = (fault.region, 0), inner_steps(self.fleet.scenario)
         if fault.kind == "kill-between":
-            self.until(lambda: self._step(key) % INNER == INNER // 2, HEAL_LIMIT_S, "the middle of a window")
+            before = self._step(key)
+            self.until(lambda: self._step(key) != before and self._step(key) % inner == inner // 2, HEAL_LIMIT_S, "half a window")
+            time.sleep(STEP_S / 2)
             return
-        self.until(lambda: self._step(key) % INNER == INNER - 1, HEAL_LIMIT_S, "the end of a window")
+        self.until(lambda: self._step(key) % inner == inner - 1, HEAL_LIMIT_S, "the end of a window")
         before = self._sent(fault.region)
         self.until(lambda: self._sent(fault.region) - before > SYNC_BYTES, HEAL_LIMIT_S, "a sync on the wire")
 
@@ -112,9 +118,10 @@ class Player:
 
     def _links(self, fault: Fault) -> float:
         began_s, tunnel = time.time(), self.fleet.tunnel
-        ends = [pair for pair in tunnel.links() if pair[0] == fault.region and pair[1] != WITNESS]
+        side = side_of(fault, list(self.fleet.scenario.regions)) if fault.kind == "cut" else frozenset({fault.region})
+        ends = [(src, dst) for src, dst in tunnel.links() if src in side and dst not in side and dst != WITNESS]
         if fault.value % 2:
-            ends.append((fault.region, WITNESS))
+            ends += [(region, WITNESS) for region in sorted(side)]
         plain: dict[tuple[str, str], EmulatedLink] = {pair: tunnel.link(*pair) for pair in ends}
         for pair in ends:
             if fault.kind == "cut":
@@ -137,14 +144,15 @@ class Player:
 
     def _fill(self, fault: Fault) -> float:
         """Fill the file system that checkpoints go to, until one has failed for want of room; then make room."""
-        began_s, filler, folder = time.time(), self.fleet.checkpoints / "filler", self.fleet.checkpoints
-        failed, before = self._failed_checkpoints(fault.region), latest(folder, fault.region)
+        began_s, folder, key = time.time(), self.fleet.checkpoints, (fault.region, 0)
+        filler = folder / "filler"
+        failed, before = self._follower.read()[key].failed_checkpoints, latest(folder, fault.region)
         with open(filler, "wb", buffering=0) as stream, contextlib.suppress(OSError):
             while True:
                 stream.write(bytes(4096))
         try:
             what = f"a checkpoint of {fault.region} that fails for want of room"
-            self.until(lambda: self._failed_checkpoints(fault.region) > failed, HEAL_LIMIT_S, what)
+            self.until(lambda: self._follower.read()[key].failed_checkpoints > failed, HEAL_LIMIT_S, what)
             time.sleep(fault.duration_s)
             after = latest(folder, fault.region)
         finally:
@@ -153,40 +161,28 @@ class Player:
             raise StuckError(f"the checkpoint of step {before.step} did not outlive the full disk")
         return began_s
 
-    def _failed_checkpoints(self, region: str) -> int:
-        lines = (self.fleet.metrics / f"{region}-0.jsonl").read_text(encoding="utf-8").splitlines()
-        return sum('"kind":"checkpoint"' in line and '"ok":false' in line for line in lines)
-
-    def _together(self, since_s: float, limit_s: float, what: str) -> bool:
-        """Wait for QUIET_ROUNDS rounds of all regions after `since_s`; False where training is over before."""
-        done = threading.Event()
+    def _together(self, since_s: float, limit_s: float, what: str) -> float:
+        """Wait for QUIET_ROUNDS rounds of all regions after `since_s`; when the last came. No rank may end meanwhile."""
+        last_s = 0.0
 
         def quiet() -> bool:
-            if self.over():
-                done.set()
-                return True
-            rounds = [line for line in self._rounds() if line["t"] > since_s]
-            full = [line for line in rounds if set(line["counted"]) == self._regions]
-            return all(sum(line["who"] == region for line in full) >= QUIET_ROUNDS for region in self._regions)
+            nonlocal last_s
+            seen = self._follower.read()
+            gone = [f"{region}-{rank}" for region in sorted(self._regions) for rank in self.fleet.gone(region)]
+            if gone:
+                raise StuckError(f"{what}: {', '.join(gone)} ended by itself")
+            rounds = [seen[region, 0].rounds if (region, 0) in seen else () for region in self._regions]
+            full = [[t for t, who in each if t > since_s and who == self._regions] for each in rounds]
+            if any(len(times) < QUIET_ROUNDS for times in full):
+                return False
+            last_s = max(times[QUIET_ROUNDS - 1] for times in full)
+            return True
 
         self.until(quiet, limit_s, what)
-        return not done.is_set()
-
-    def _rounds(self) -> list[Line]:
-        return [
-            line | {"who": region}
-            for (region, rank), stretches in self._history().ranks.items()
-            if rank == 0
-            for stretch in stretches[-2:]
-            for line in stretch.rounds[-10:]
-        ]
-
-    def _history(self) -> History:
-        return read_history(self.fleet.metrics)
+        return last_s
 
     def _step(self, key: tuple[str, int]) -> int:
-        stretches = self._history().ranks.get(key, [])
-        return max(stretches[-1].steps, default=0) if stretches else 0
+        return self._follower.read()[key].step
 
     def _sent(self, region: str) -> int:
         counters = self.fleet.tunnel.counters().items()
@@ -197,6 +193,7 @@ class Player:
         return path.read_text(encoding="utf-8", errors="replace").count(word) if path.exists() else 0
 
     def until(self, ready: Callable[[], bool], limit_s: float, what: str) -> None:
+        """Wait until `ready`, at most so long."""
         deadline = time.monotonic() + limit_s
         while not ready():
             if time.monotonic() > deadline:

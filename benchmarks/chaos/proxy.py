@@ -1,7 +1,5 @@
 """A TCP proxy at a rank's door that can flip bits of what passes, after TCP's own checksum and before whoever reads it.
 
-    python proxy.py LISTEN_HOST:PORT TARGET_HOST:PORT
-
 It begins to listen when the target does. SIGUSR1: one bit of a byte that passes later is flipped, some ten kB on.
 """
 
@@ -90,5 +88,6 @@ def split(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-if __name__ == "__main__":
-    asyncio.run(serve(split(sys.argv[1]), split(sys.argv[2])))
+def main(listen: str, target: str) -> None:
+    """Until it is ended."""
+    asyncio.run(serve(split(listen), split(target)))

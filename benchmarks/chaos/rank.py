@@ -1,30 +1,84 @@
-"""A rank of the trainer with two doors for faults, both shut by default and none of them in the product.
+"""A rank that trains the demo's model by the front door, with two doors for faults, both shut by default, none in the product.
 
-    python rank.py '{"preset": "micro", "rounds": 100, "batch": 4, "step_s": 0.04}'
-
+It trains until the step that a file of the harness names; a region that comes late or comes back ends with the others there.
 CHAOS_LISTEN=host:port: the rank listens there, while members.json names a proxy's address. SIGUSR1: one bit of the next large
 message is flipped in memory, after it was decrypted and its checksum proven.
-CHAOS_CHECKPOINTS=DIR: where a checkpoint goes every CHECKPOINT_STEPS steps; training outlives one that fails.
 """
 
-import json
+import faulthandler
+import functools
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from chaos.trainer import Options, train
-from isthmus.runtime import checkpoint
-from isthmus.runtime.environment import read_environment
-from isthmus.runtime.metrics import Metrics
+from isthmus.runtime.cluster import Cluster, join
+from isthmus.runtime.demo.data import TextWindows, read_corpus
+from isthmus.runtime.demo.model import PRESETS, ByteGPT, next_byte_loss
+from isthmus.runtime.demo.train import held_out_loss
 from isthmus.runtime.wan.door import Door
 from isthmus.runtime.wan.rail import Rail
 
-LARGE_BYTES, CHECKPOINT_STEPS, CHECKPOINTS_KEPT = 1000, 25, 2
+__all__ = ["main", "preload"]
+
+PRESET, LR, HELD_OUT_WINDOWS, WORLD_SILENCE_S = "micro", 1e-3, 256, 30.0
+LARGE_BYTES, CHECKPOINTS_KEPT = 1000, 2
+
+corpus = functools.cache(read_corpus)
+
+
+def preload() -> None:
+    """Read the text, once for all ranks that are forked afterwards."""
+    corpus()
+
+
+def main(options: dict[str, Any]) -> None:
+    """Train from start to orderly end.
+
+    Options: `batch` windows a step, `step_s` its least time, `seed` of the order of the data, `end` a file with the last step's
+    number (there from the start, or long before that step), `checkpoint_steps` (0: none).
+    """
+    faulthandler.register(signal.SIGUSR2)  # asked for where a run is stuck
+    Flipper().install()
+    if "CHAOS_LISTEN" in os.environ:
+        listen_elsewhere(os.environ["CHAOS_LISTEN"])
+    torch.manual_seed(0)
+    with join(timeout_s=WORLD_SILENCE_S) as cluster:
+        train(cluster, options)
+
+
+def train(cluster: Cluster, options: dict[str, Any]) -> None:
+    """The loop."""
+    positions = PRESETS[PRESET].positions
+    data, held_out = TextWindows(corpus().train, positions), TextWindows(corpus().held_out, positions)
+    model = cluster.parallelize(ByteGPT(PRESETS[PRESET]))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1)
+    end, checkpoints = Path(options["end"]), options["checkpoint_steps"]
+    with cluster.sync(model, optimizer, checkpoints=os.environ["CHAOS_CHECKPOINTS"] if checkpoints else None):
+        begun_s = time.monotonic()
+        for batch in cluster.batches(data, options["batch"], steps=10**9, seed=options["seed"]):
+            cluster.step(model, batch, next_byte_loss)
+            cluster.clip_gradients(model, 1.0)
+            time.sleep(max(0.0, begun_s + options["step_s"] - time.monotonic()))
+            begun_s = time.monotonic()
+            optimizer.step()
+            optimizer.zero_grad()
+            step = cluster.trained_steps
+            if checkpoints and step % checkpoints == 0:
+                cluster.checkpoint(CHECKPOINTS_KEPT)
+            if end.exists() and step >= int(end.read_text(encoding="utf-8")):
+                evaluate(cluster, model, held_out)
+                break
+
+
+def evaluate(cluster: Cluster, model: torch.nn.Module, held_out: TextWindows) -> None:
+    """Write the held-out loss down: the first region does, whose parameters are everybody's."""
+    if cluster.environment.region_index == 0:
+        cluster.record_evaluation(held_out_loss(cluster, model, held_out, HELD_OUT_WINDOWS))
 
 
 class Flipper:
@@ -68,28 +122,3 @@ def listen_elsewhere(address: str) -> None:
         opened(self, address, *rest, **named)
 
     Door.__init__ = open_door  # type: ignore[method-assign]
-
-
-def keep_checkpoint(step: int, model: torch.nn.Module, metrics: Metrics) -> None:
-    """Write the model's parameters now and then; write down whether that went well."""
-    folder, environment = Path(os.environ["CHAOS_CHECKPOINTS"]), read_environment()
-    if step == 0 or step % CHECKPOINT_STEPS:
-        return
-    group = dist.group.WORLD if environment.world_size > 1 else None
-    place = checkpoint.step_folder(folder, step, environment.region)
-    outcome: dict[str, Any] = {"ok": True}
-    try:
-        checkpoint.save(place, checkpoint.Parts(shared=dict(model.state_dict()), own={}), group)
-        if environment.rank == 0:
-            checkpoint.forget(folder, environment.region, CHECKPOINTS_KEPT)
-    except checkpoint.CheckpointError as error:
-        outcome = {"ok": False, "error": str(error)}
-    metrics.write("checkpoint", step=step, **outcome)  # type: ignore[arg-type]
-
-
-if __name__ == "__main__":
-    Flipper().install()
-    if "CHAOS_LISTEN" in os.environ:
-        listen_elsewhere(os.environ["CHAOS_LISTEN"])
-    given: dict[str, Any] = json.loads(sys.argv[1])
-    train(Options(before_step=keep_checkpoint, **given))

@@ -1,90 +1,147 @@
-"""Scripted faults against runs of the demo trainer in the wind tunnel, and what the laws of `checks.py` say.
+"""Scripted faults against runs of the demo's model in the wind tunnel, and what the laws of `checks.py` say.
 
-    python benchmarks/chaos/run.py [--faults 200] [--seed 0] [--per-run 10] [--sample] [--only KIND ...] [--json FILE]
+    python benchmarks/chaos/run.py [--faults 200] [--seed 0] [--per-run 10] [--sample] [--runs 0-3] [--results FILE]
 
-A run trains over 2, 3 or 4 regions (one of them with two ranks), with the built-in coordinator or three members of etcd, in
-the clear or with TLS. Each fault begins when two rounds of all regions have passed since the last one healed. The final
-held-out loss is compared with that of a run of the same regions without faults. `--sample` is for CI: 20 faults in three
-runs, waits shortened.
+A run trains over 2, 3 or 4 regions (one of them with two ranks): local steps in lockstep, with a grace or in the background, or
+every step; with the built-in coordinator or three members of etcd; in the clear or with TLS; two sides that cannot reach each
+other wait or go on apart. Each fault begins when two rounds of all regions have passed since the last one healed. The final
+held-out loss is compared with that of the same run without faults, at the same step. `--sample` is for CI: 20 faults in three
+runs, one freeze, other waits shortened. With `--results` runs are kept in a file, and the report is of all that it holds.
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from chaos.checks import Finding, Rules, check
+from chaos.checks import Finding, Happened, Rules, check
 from chaos.faults import KINDS, Scenario, draw
-from chaos.fleet import DETECT_S, INNER, STEP_S, Fleet, Setup, grace_s, links_of, nodes_of, window_tokens
+from chaos.fleet import (
+    DETECT_S,
+    STEP_S,
+    Fleet,
+    Setup,
+    grace_s,
+    inner_steps,
+    links_of,
+    nodes_of,
+    window_tokens,
+)
 from chaos.history import History, read_history
-from chaos.outcome import Outcome, describe, row_of, show
+from chaos.nursery import Nursery
+from chaos.outcome import LOSS_BOUND, Outcome, describe, keep, row_of, show
 from chaos.play import Player, StuckError
 from isthmus.emulate import open_tunnel
 
-SECONDS_PER_RESTART, SECONDS_PER_FAULT, SECONDS_MORE, SYNC_S = 8.0, 6.0, 10.0, 0.2
-END_LIMIT_S = 240.0
+SYNC_S = 0.2  # of a round over the thin links
 
 
-def run_scenario(scenario: Scenario, rounds: int, folder: Path) -> Outcome:
-    """Train `rounds` rounds over the scenario's regions, playing its faults."""
-    outcome = Outcome(scenario)
+def run_scenario(scenario: Scenario, nursery: Nursery, folder: Path) -> Outcome:
+    """Train over the scenario's regions, play its faults, and check everything."""
+    outcome, begun_s, happened = Outcome(scenario), time.monotonic(), list[Happened]()
     with open_tunnel(nodes_of(scenario), links_of(scenario), seed=scenario.number) as tunnel:
-        fleet = Fleet(tunnel, scenario, Setup(folder=folder, rounds=rounds))
+        fleet = Fleet(tunnel, nursery, scenario, Setup(folder=folder))
         try:
             fleet.start()
-            play_all(fleet, outcome)
-            finish(fleet, outcome)
+            play_all(fleet, happened)
+            outcome.findings += bad_ends(fleet)
         except StuckError as error:
-            outcome.findings.append(Finding("stuck", str(error)))
+            outcome.findings.append(Finding("stuck", f"{error}; {folder} has the logs"))
+            fleet.show_stacks()
         finally:
             fleet.end()
     history = read_history(fleet.metrics)
+    mode = scenario.mode
     rules = Rules(
-        detect_s=DETECT_S, grace_s=grace_s(scenario), slow_s=10 * (INNER * STEP_S + SYNC_S), window_tokens=window_tokens(scenario)
-    )
-    outcome.findings += check(history, outcome.happened, rules)
-    outcome.loss = final_loss(history)
-    outcome.rows = [row_of(each, history) for each in outcome.happened]
+        detect_s=DETECT_S, grace_s=grace_s(scenario), whole=mode in ("lockstep", "every-step"),
+        branches=scenario.partition == "continue", slow_s=10 * (inner_steps(scenario) * STEP_S + SYNC_S),
+        window_tokens=window_tokens(scenario),
+    )  # fmt: skip
+    outcome.findings += check(history, happened, rules)
+    outcome.rows, outcome.left = [row_of(each, history) for each in happened], list(scenario.faults[len(happened) :])
+    outcome.step, outcome.loss = final_loss(history)
+    outcome.seconds = time.monotonic() - begun_s
     return outcome
 
 
-def play_all(fleet: Fleet, outcome: Outcome) -> None:
-    """Every fault of the scenario, as long as training goes on."""
-    player = Player(fleet)
-    for number, fault in enumerate(outcome.scenario.faults):
-        played = player.play(fault)
-        if played is None:
-            outcome.left += outcome.scenario.faults[number:]
-            return
-        outcome.happened.append(played)
-        print(f"  fault {fault.number}: {fault.kind} {fault.region or 'store'}, whole again after "
-              f"{played.healed_s - played.began_s:.1f} s", file=sys.stderr, flush=True)
+def play_all(fleet: Fleet, happened: list[Happened]) -> None:
+    """Every fault of the scenario, and the orderly end of every rank."""
+    player, begun_s = Player(fleet), time.monotonic()
+    player.begin()
+    print(f"  trains after {time.monotonic() - begun_s:.1f} s", file=sys.stderr)
+    for fault in fleet.scenario.faults:
+        happened.append(player.play(fault))
+        took_s = happened[-1].healed_s - happened[-1].began_s
+        text = f"  fault {fault.number}: {fault.kind} {fault.region or 'store'}, whole again after {took_s:.1f} s"
+        print(text, file=sys.stderr, flush=True)
+    player.finish()
 
 
-def finish(fleet: Fleet, outcome: Outcome) -> None:
-    """Wait for the orderly end of every rank."""
-    player = Player(fleet)
-    player.until(lambda: not any(fleet.alive(region) for region in fleet.scenario.regions), END_LIMIT_S, "the end of all ranks")
-    for (region, rank), process in fleet.ranks.items():
-        if process.returncode != 0:
-            outcome.findings.append(Finding("ending", f"{region}-{rank} ended with status {process.returncode}"))
+def bad_ends(fleet: Fleet) -> list[Finding]:
+    """Ranks that did not end with status 0."""
+    return [
+        Finding("ending", f"{region}-{rank} ended with status {process.poll()}")
+        for (region, rank), process in fleet.ranks.items()
+        if process.poll() != 0
+    ]
 
 
-def final_loss(history: History) -> float | None:
-    """Held-out loss of the last evaluation."""
+def final_loss(history: History) -> tuple[int, float | None]:
+    """Step and held-out loss of the last evaluation."""
     found = [line for stretches in history.ranks.values() for stretch in stretches for line in stretch.evaluations]
-    return max(found, key=lambda line: line["step"])["loss"] if found else None
+    last = max(found, key=lambda line: line["step"], default=None)
+    return (last["step"], last["loss"]) if last else (0, None)
 
 
-def rounds_of(per_run: int, shrink: float) -> int:
-    """Enough for a run of `per_run` faults at the pace of an undisturbed run; the same for all runs, so that losses compare."""
-    seconds = SECONDS_MORE + per_run * (SECONDS_PER_RESTART + SECONDS_PER_FAULT * shrink)
-    return int(seconds / (INNER * STEP_S + SYNC_S))
+def calm_loss(scenario: Scenario, steps: int, nursery: Nursery, folder: Path) -> float:
+    """Held-out loss of the same run without faults after `steps`; the store, TLS and the links' speed cannot matter to it."""
+    begun_s, plain = time.monotonic(), replace(scenario, partition="wait", store="coordinator", tls=False, faults=())
+    with open_tunnel(nodes_of(plain), links_of(plain, calm=True)) as tunnel:
+        fleet = Fleet(tunnel, nursery, plain, Setup(folder=folder, calm_steps=steps))
+        try:
+            fleet.start()
+            Player(fleet).finish()
+            assert not bad_ends(fleet), f"the run without faults failed: see {folder}"
+        finally:
+            fleet.end()
+    step, loss = final_loss(read_history(fleet.metrics))
+    assert step == steps, (step, steps)
+    assert loss is not None, folder
+    print(f"  the same without faults took {time.monotonic() - begun_s:.1f} s", file=sys.stderr)
+    return loss
+
+
+def compare(outcome: Outcome, nursery: Nursery, folder: Path) -> None:
+    """Note the loss without faults, and whether the run's is too far above."""
+    if outcome.loss is None:
+        return
+    outcome.calm_loss = calm_loss(outcome.scenario, outcome.step, nursery, folder)
+    ratio = outcome.loss / outcome.calm_loss
+    if ratio > 1 + LOSS_BOUND:
+        outcome.findings.append(Finding("loss", f"{outcome.loss:.4f}, {ratio:.4f} x {outcome.calm_loss:.4f} without faults"))
+
+
+def chosen(arguments: argparse.Namespace) -> tuple[Scenario, ...]:
+    """The scenarios asked for."""
+    if arguments.sample:
+        scenarios = draw(arguments.seed, 20, per_run=7, shrink=0.3, freezes_max=1)
+    else:
+        scenarios = draw(arguments.seed, arguments.faults, per_run=arguments.per_run)
+    if arguments.runs:
+        first, _, last = arguments.runs.partition("-")
+        scenarios = tuple(each for each in scenarios if int(first) <= each.number <= int(last or first))
+    left_out = set(KINDS) - set(arguments.only or KINDS)
+    if os.geteuid() != 0 and "disk-full" not in left_out:
+        print("chaos: disk-full faults are left out: a small file system to fill is root's to mount", file=sys.stderr)
+        left_out.add("disk-full")
+    return tuple(
+        replace(each, faults=tuple(fault for fault in each.faults if fault.kind not in left_out)) for each in scenarios
+    )
 
 
 def main() -> int:
@@ -95,38 +152,29 @@ def main() -> int:
     parser.add_argument("--per-run", type=int, default=10)
     parser.add_argument("--sample", action="store_true", help="20 faults in three runs, for CI")
     parser.add_argument("--only", action="append", choices=KINDS, help="play only these kinds")
-    parser.add_argument("--run", type=int, action="append", help="play only the runs of these numbers")
+    parser.add_argument("--runs", metavar="A-B", help="play only the runs of these numbers")
     parser.add_argument("--no-calm", action="store_true", help="do not compare losses with runs without faults")
-    parser.add_argument("--json", type=Path, help="write every fault's row there")
+    parser.add_argument("--results", type=Path, help="keep the runs in this file (JSON), and report all that it holds")
+    parser.add_argument("--report", action="store_true", help="play nothing: report what --results holds")
     arguments = parser.parse_args()
-    count, per_run, shrink = (20, 7, 0.3) if arguments.sample else (arguments.faults, arguments.per_run, 1.0)
-    scenarios = draw(arguments.seed, count, per_run=per_run, shrink=shrink)
-    scenarios = tuple(each for each in scenarios if arguments.run is None or each.number in arguments.run)
-    if arguments.only:
-        scenarios = tuple(
-            replace(each, faults=tuple(fault for fault in each.faults if fault.kind in arguments.only)) for each in scenarios
-        )
-    if os.geteuid() != 0:
-        print("chaos: disk-full faults are left out: a small file system to fill is root's to mount", file=sys.stderr)
-        scenarios = tuple(
-            replace(each, faults=tuple(fault for fault in each.faults if fault.kind != "disk-full")) for each in scenarios
-        )
-    folder = Path(tempfile.mkdtemp(prefix="isthmus-chaos-"))
+    if arguments.report:
+        return show(keep(arguments.results, {}))
+    folder, begun_s, runs = Path(tempfile.mkdtemp(prefix="isthmus-chaos-")), time.monotonic(), {}
     print(f"chaos: seed {arguments.seed}, files in {folder}", file=sys.stderr)
-    outcomes: list[Outcome] = []
-    calm: dict[int, float] = {}
-    rounds = rounds_of(max(len(each.faults) for each in scenarios), shrink)
-    for scenario in scenarios:
-        print(f"run {scenario.number}: {describe(scenario)}", file=sys.stderr, flush=True)
-        if not arguments.no_calm and len(scenario.regions) not in calm:
-            still = run_scenario(replace(scenario, faults=()), rounds, folder / f"calm-{scenario.number}")
-            outcomes.append(still)
-            if still.loss is not None:
-                calm[len(scenario.regions)] = still.loss
-        outcomes.append(run_scenario(scenario, rounds, folder / f"run-{scenario.number}"))
-    if arguments.json:
-        arguments.json.write_text(json.dumps([row for outcome in outcomes for row in outcome.rows], indent=1), encoding="utf-8")
-    return show(outcomes, calm)
+    nursery = Nursery()
+    try:
+        for scenario in chosen(arguments):
+            print(f"run {scenario.number}: {describe(scenario)}", file=sys.stderr, flush=True)
+            outcome = run_scenario(scenario, nursery, folder / f"run-{scenario.number}")
+            if not arguments.no_calm:
+                compare(outcome, nursery, folder / f"calm-{scenario.number}")
+            runs[scenario.number] = outcome.as_json()
+            if arguments.results:
+                keep(arguments.results, runs)
+    finally:
+        nursery.close()
+    print(f"chaos: {time.monotonic() - begun_s:.0f} s in all", file=sys.stderr)
+    return show(keep(arguments.results, runs) if arguments.results else runs)
 
 
 if __name__ == "__main__":

@@ -122,10 +122,7 @@ class Tunnel:
         Raises:
             InputError: There is no such node.
         """
-        self._check_node(region, node)
-        net = self._node_fds[region, node]
-        user = self._user_fd
-        policy = "normal" if self.fifo else "idle"
+        user, net, policy = self.entry(region, node)
         if options.get("measuring"):
             policy = "fifo" if self.fifo else "normal"
         enter = str(Path(__file__).with_name("enter.py"))
@@ -145,6 +142,16 @@ class Tunnel:
         self._run.started(process.pid)
         self._ranks.append(process)
         return process
+
+    def entry(self, region: str, node: int) -> tuple[int | None, int, str]:
+        """What a process that forks itself enters a node with, by `enter.enter`: descriptors of the user namespace (None: none
+        is needed) and of the network namespace, which stay the tunnel's, and the scheduling policy of a rank.
+
+        Raises:
+            InputError: There is no such node.
+        """
+        self._check_node(region, node)
+        return self._user_fd, self._node_fds[region, node], "normal" if self.fifo else "idle"
 
     def set_link(self, src: str, dst: str, *, both: bool = True, **change: Unpack[LinkChange]) -> None:
         """Change the link from `src` to `dst`, and back unless `both` is False, while packets are on it.

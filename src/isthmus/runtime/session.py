@@ -33,6 +33,7 @@ class Session:
     Attributes:
         pace: Steps and blocks.
         cursor: Batches read so far that count; `batches` moves it.
+        settled_cursor: The same when the last step ended: those of the step under way, if any, are not among them.
         trained_tokens: This rank's tokens of the steps that count.
     """
 
@@ -42,7 +43,7 @@ class Session:
         self.pipeline: PipelinedModel | None = None
         self.model: nn.Module = nn.Module()
         self.stateful: list[Stateful] = []
-        self.cursor, self.trained_tokens = 0, 0
+        self.cursor, self.settled_cursor, self.trained_tokens = 0, 0, 0
         self.clock = StepClock()
         self._snapshot: tuple[Snapshot, int] | None = None
         self._losses: list[float] = []
@@ -99,13 +100,13 @@ class Session:
             self.away = False
 
     def place(self) -> dict[str, Any]:
-        """Where in the run this rank is, as JSON, for a newcomer."""
-        return {"trained": self.pace.trained, "cursor": self.cursor}
+        """Where in the run this rank is after the last step that has ended, as JSON: a newcomer takes part in the next."""
+        return {"trained": self.pace.trained, "cursor": self.settled_cursor}
 
     def go_to(self, place: Mapping[str, Any]) -> None:
         """Go on from another region's place."""
         self.pace.trained = self.pace.taken = int(place["trained"])
-        self.cursor = int(place["cursor"])
+        self.cursor = self.settled_cursor = int(place["cursor"])
 
     def _note_rejoined(self, rejoined: Rejoined, window_tokens: int) -> None:
         """This region took over the others' state: go to their place, and write down what that cost it."""
@@ -177,6 +178,7 @@ class Session:
             self.trained_tokens += tokens
         self._trace_step()
         self.pace.advance()
+        self.settled_cursor = self.cursor
         if counts and self.local is None and self.pace.trained % PROVE_EVERY_STEPS == 0:
             self._prove()
         self.metrics.write(
@@ -264,6 +266,7 @@ class Session:
         if left == "off":
             assert self._snapshot is not None, "an off block began without a snapshot"
             snapshot, self.cursor = self._snapshot
+            self.settled_cursor = self.cursor
             restore(snapshot, self.model, self.stateful)
             self._snapshot = None
         if not self.pace.finished and self.pace.mode == "off":

@@ -62,7 +62,7 @@ class EveryStepKeeper:
             "kept": kept,
             "groups": [{key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups],
             "also": [item.state_dict() for item in self._also],
-            "epochs": reducer.state_dict()["epochs"] if reducer is not None else {},
+            "epochs": self._exchange.epochs() if reducer is not None else {},
             "directions": [],
             "place": self._place(),
         }

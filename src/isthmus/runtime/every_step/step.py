@@ -142,6 +142,16 @@ class StepExchange:
         tokens, self.tokens = self.tokens, 0
         return self._submit(lambda: self._end(tokens), lambda: None)
 
+    def epochs(self) -> dict[int, int]:
+        """How often each part has crossed in the steps before the one under way, which a newcomer takes part in; on the
+        communication thread."""
+        assert self.reducer is not None
+        counts: dict[int, int] = dict(self.reducer.state_dict()["epochs"])
+        for part in self._parts:
+            if part.under_way is not None and self.reducer.between_regions:
+                counts[part.number] -= 1
+        return counts
+
     def note_end(self) -> None:
         """The backward pass has handed over its last part."""
         self.enqueued_s = time.perf_counter()

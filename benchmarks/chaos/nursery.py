@@ -1,0 +1,201 @@
+"""A process that has torch loaded and forks ranks (and their proxies) from itself into nodes of a tunnel.
+
+So a region that is killed is back after a fork, not after seconds of imports on a machine that others train on meanwhile; what is
+forked is a process of its own in every other respect. `Nursery` is the harness's side; run as a script it is the other one:
+a JSON order and a node's descriptors come in, {"pid"} and later {"pid", "code"} go out, one message each.
+"""
+
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from isthmus.emulate import Tunnel
+from isthmus.emulate.enter import enter
+
+__all__ = ["Child", "Nursery"]
+
+MESSAGE_BYTES = 1 << 17
+CODECS = ("int8", "int4")
+
+
+class Child:
+    """One forked process, as `subprocess.Popen` would show it."""
+
+    def __init__(self, nursery: "Nursery", pid: int) -> None:
+        self._nursery, self.pid, self.returncode = nursery, pid, None
+        self._descriptor = os.pidfd_open(pid)  # a zombie until its parent has told us of its end, so still this one
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            self._nursery.listen(0.0)
+            self.returncode = self._nursery.codes.pop(self.pid, None)
+            if self.returncode is not None:
+                os.close(self._descriptor)
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Nothing happens where it has ended."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, number)
+
+    def wait(self) -> int:
+        """Until it has ended."""
+        while self.poll() is None:
+            self._nursery.listen(1.0)
+        assert self.returncode is not None
+        return self.returncode
+
+
+class Nursery:
+    """Starts children; to be closed."""
+
+    def __init__(self) -> None:
+        self.codes: dict[int, int] = {}
+        self._started: list[int] = []
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno())]
+        self._process = subprocess.Popen(command, env=environment, pass_fds=(theirs.fileno(),), process_group=0)
+        theirs.close()
+
+    def start(self, tunnel: Tunnel, place: tuple[str, int], order: dict[str, Any]) -> Child:
+        """Fork a process into a node. `order`: "what" (`rank` or `proxy`), "arguments", "environment", "log"."""
+        user, net, policy = tunnel.entry(*place)
+        descriptors = [net] if user is None else [net, user]
+        socket.send_fds(self._socket, [json.dumps(order | {"policy": policy}).encode()], descriptors)
+        while not self._started:
+            self.listen(60.0)
+        return Child(self, self._started.pop(0))
+
+    def listen(self, timeout_s: float) -> None:
+        """Take in what the other side has said, waiting so long for a first word.
+
+        Raises:
+            RuntimeError: It has ended.
+        """
+        while select.select([self._socket], [], [], timeout_s)[0]:
+            data, timeout_s = self._socket.recv(MESSAGE_BYTES), 0.0
+            if not data:
+                raise RuntimeError(f"the nursery ended by itself (exit status {self._process.wait()})")
+            said = json.loads(data)
+            if "code" in said:
+                self.codes[said["pid"]] = said["code"]
+            else:
+                self._started.append(said["pid"])
+
+    def close(self) -> None:
+        """End it, and whatever it has started."""
+        self._socket.close()
+        self._process.wait()
+
+
+def serve(channel: socket.socket) -> None:
+    """Fork and reap until the harness has gone."""
+    woken, wake = os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    while True:
+        ready = select.select([channel, woken], [], [])[0]
+        if woken in ready:
+            os.read(woken, 4096)
+            reap(channel)
+        if channel in ready:
+            data, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
+            if not data:
+                return
+            order, parent = json.loads(data), os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                channel.close()
+                live(order, descriptors, parent)
+            for each in descriptors:
+                os.close(each)
+            channel.send(json.dumps({"pid": pid}).encode())
+
+
+def reap(channel: socket.socket) -> None:
+    """Tell of all that have ended."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        channel.send(json.dumps({"pid": pid, "code": os.waitstatus_to_exitcode(status)}).encode())
+
+
+def live(order: dict[str, Any], descriptors: list[int], parent: int) -> None:
+    """A child's whole life. It ends when its threads have, like any program; taking torch apart is left out."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setpgid(0, 0)
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ.clear()
+        os.environ.update(order["environment"])
+        random.seed()
+        net, *user = descriptors
+        if enter(parent, user[0] if user else None, net, order["policy"]):
+            run(order)
+            for thread in threading.enumerate():
+                if not thread.daemon and thread is not threading.main_thread():
+                    thread.join()
+            code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run(order: dict[str, Any]) -> None:
+    """What the child is for."""
+    if order["what"] == "proxy":
+        from chaos import proxy
+
+        proxy.main(*order["arguments"])
+    else:
+        from chaos import rank
+
+        rank.main(*order["arguments"])
+
+
+def load() -> None:
+    """All that children would load or compile otherwise, before the first fork; no thread may be left behind."""
+    import torch
+
+    from chaos import proxy, rank  # noqa: F401
+    from isthmus.runtime.codecs.coding import warm
+
+    torch.set_num_threads(1)
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # loads torch's compiler
+    for codec in CODECS:
+        warm(codec)  # pyright: ignore[reportArgumentType]
+    rank.preload()
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as given:
+        load()
+        serve(given)
+    os._exit(0)
