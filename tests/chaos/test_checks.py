@@ -78,7 +78,8 @@ def _forgotten(lines: Lines, rng: random.Random) -> None:
 def _survivor_discards(lines: Lines, rng: random.Random) -> None:
     where = max(index for index, line in enumerate(lines["ash", 0]) if line["kind"] == "round" and line["round"] < ROUNDS - 1)
     for rank in (rank for region, rank in lines if region == "ash"):
-        lines["ash", rank].insert(where + 3, {"kind": "discarded", "tokens": TOKENS, "rounds": 0, "t": lines["ash", 0][where]["t"]})
+        discarded = {"kind": "discarded", "tokens": TOKENS, "rounds": 0, "t": lines["ash", 0][where]["t"]}
+        lines["ash", rank].insert(where + 3, discarded)
 
 
 def _round_missing(lines: Lines, rng: random.Random) -> None:

@@ -1,6 +1,7 @@
 """Put this process into a node, lower its priority, tie its life to its parent's, and become the program asked for.
 
-`enter` alone does that for a process that has forked itself. Run as a script with no site and no package (`python -I -S enter.py`), because it starts before every rank:
+`enter` alone does that for a process that has forked itself. Run as a script with no site and no package
+(`python -I -S enter.py`), because it starts before every rank:
 
     enter.py PARENT_PID USER_FD|- NET_FD POLICY -- PROGRAM ARGUMENT...
 

@@ -172,9 +172,9 @@ class Session:
             return
         mode, block, tokens = self.pace.mode, self.pace.position, self._tokens
         counts, ending = mode != "off", self.pace.ending
-        self._step = self.pace.taken + 1
+        self._step, rejoined = self.pace.taken + 1, None
         if counts:
-            self._exchange(tokens, ending)
+            rejoined = self._exchange(tokens, ending)
             self.trained_tokens += tokens
         self._trace_step()
         self.pace.advance()
@@ -194,6 +194,8 @@ class Session:
             wan_bytes=self._sent_bytes(),
         )
         self._losses, self._tokens, self._backward_s, self._waited_s = [], 0, 0.0, 0.0
+        if rejoined is not None:
+            self._note_rejoined(*rejoined)
         self._note_buckets()
         if ending:
             with self.clock.stopped():
@@ -244,19 +246,21 @@ class Session:
             finally:
                 self.model.train(training)
 
-    def _exchange(self, tokens: int, ending: bool) -> None:
+    def _exchange(self, tokens: int, ending: bool) -> tuple[Rejoined, int] | None:
+        """Local steps: count the step; where the others' state was taken over, how, and the tokens that this threw away."""
         if self.local is None:
-            return
+            return None
         before, begun_s = self.local.waited_s, time.perf_counter()
         rejoined, discarded = self.local.rejoined, self.local.discarded_tokens
         self.local.after_step(self._region_tokens(tokens))
         if ending:
             self.local.flush()
-        if self.local.rejoined is not rejoined and self.local.rejoined is not None:
-            self._note_rejoined(self.local.rejoined, self.local.discarded_tokens - discarded)
         self._waited_s += self.local.waited_s - before
         if self.local.waited_s > before:
             self._spans.append(("training", "waiting for the outer sync", begun_s, time.perf_counter()))
+        if self.local.rejoined is rejoined or self.local.rejoined is None:
+            return None
+        return self.local.rejoined, self.local.discarded_tokens - discarded
 
     def _region_tokens(self, tokens: int) -> int:
         """Rounds count the tokens of a region, whose ranks take batches of one size."""

@@ -7,17 +7,12 @@ from hypothesis import strategies as st
 from world_model import Model, settled  # pyright: ignore[reportMissingImports]
 
 from isthmus.plan import OnPartition
-from isthmus.runtime.federation.decisions import (
-    Follow,
-    Form,
-    Record,
-    Rules,
-    Stall,
-    View,
-    cliques,
-    decide_regroup,
-)
+from isthmus.runtime.federation.decisions import cliques, decide_regroup
+from isthmus.runtime.federation.entry import decide_entry
+from isthmus.runtime.federation.facts import Ask, End, Follow, Form, Join, Over, Record, Rules, Stall, View
 from isthmus.runtime.federation.generation import Generation
+from isthmus.runtime.federation.ledger import Ledger, dump, read_view
+from isthmus.runtime.federation.store import Entry, Listing
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -173,3 +168,34 @@ def test_a_lone_early_starter_does_not_run_off(seed: int) -> None:
     for _ in range(100):
         model.act()
     assert model.regions["a"].generation is None
+
+
+ENDED = End(generation=3, round=40, tokens=9000, regions=frozenset("ab"))
+
+
+def after_the_end(present: str) -> View:
+    """Generation 3 has ended with a and b; `present` have started since, and said so."""
+    return View(
+        live={name: f"{name}9" for name in present},
+        generations={"": Generation(number=3, regions=("a", "b"), incarnations=("a1", "b1"))},
+        joins={name: Join(incarnation=f"{name}9", branch="", reach=frozenset()) for name in present},
+        join_revisions=dict.fromkeys(present, 1),
+        end=ENDED,
+        end_revision=7,
+    )
+
+
+def test_a_region_that_missed_the_end_is_told_so_and_those_who_were_there_begin_another_run() -> None:
+    rules = Rules(order=("a", "b", "c"), start_regions=2)
+    assert decide_entry(after_the_end("c"), "c", rules) == Over(ENDED)
+    assert isinstance(decide_entry(after_the_end("a"), "a", rules), Stall)
+    assert isinstance(decide_entry(after_the_end("ab"), "a", rules), Form)
+    # Whoever still runs may let the latecomer in.
+    running = replace(after_the_end("c"), live={"b": "b1", "c": "c9"})
+    assert isinstance(decide_entry(running, "c", rules), Ask)
+
+
+def test_the_end_of_a_run_is_read_as_it_was_written() -> None:
+    ledger = Ledger("run")
+    view = read_view(ledger, Listing(entries={ledger.end: Entry(dump(ENDED), 7)}, revision=7))
+    assert (view.end, view.end_revision) == (ENDED, 7)

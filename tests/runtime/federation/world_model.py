@@ -8,19 +8,9 @@ import random
 from dataclasses import dataclass, field, replace
 
 from isthmus.plan import OnPartition
-from isthmus.runtime.federation.decisions import (
-    Ask,
-    Follow,
-    Form,
-    Join,
-    Record,
-    Rules,
-    Stall,
-    View,
-    best_branch,
-    decide_entry,
-    decide_regroup,
-)
+from isthmus.runtime.federation.decisions import decide_regroup
+from isthmus.runtime.federation.entry import decide_entry
+from isthmus.runtime.federation.facts import Ask, Follow, Form, Join, Record, Rules, Stall, View, best_branch
 from isthmus.runtime.federation.generation import Generation
 from isthmus.runtime.federation.ledger import Ledger, dump, read_view
 from isthmus.runtime.federation.table import Table

@@ -5,6 +5,7 @@ generation, branch/<region>/generation    the last generation of the run, of a b
 regroup/<branch>/<number>/<region>    record of a region that leaves generation <number>, on its lease
 join/<region>                         a region that asks to come in, on its lease
 progress/<branch>                     committed tokens
+end                                   of a run that is over: when, and who was there
 terms                                 what all members must have been started with: name -> text
 """
 
@@ -15,11 +16,11 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 from isthmus.errors import InputError
-from isthmus.runtime.federation.decisions import Join, Record, View
+from isthmus.runtime.federation.facts import End, Join, Record, View
 from isthmus.runtime.federation.generation import Generation
 from isthmus.runtime.federation.store import Entry, Listing
 
-__all__ = ["Ledger", "dump", "read_view"]
+__all__ = ["Ledger", "dump", "read_end", "read_view"]
 
 T = TypeVar("T")
 
@@ -39,6 +40,11 @@ class Ledger:
     def terms(self) -> str:
         """Key of the terms."""
         return self.prefix + "terms"
+
+    @property
+    def end(self) -> str:
+        """Key of the run's end."""
+        return self.prefix + "end"
 
     def live(self, region: str) -> str:
         """Key of a region's sign of life."""
@@ -61,7 +67,7 @@ class Ledger:
         return f"{self.prefix}progress/{_safe(branch)}"
 
 
-def dump(fact: Generation | Record | Join) -> str:
+def dump(fact: Generation | Record | Join | End) -> str:
     """`fact` as JSON."""
     values = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in asdict(fact).items()}
     return json.dumps(values, separators=(",", ":"))
@@ -81,6 +87,7 @@ def read_view(ledger: Ledger, listing: Listing) -> View:
     joins: dict[str, Join] = {}
     join_revisions: dict[str, int] = {}
     progress: dict[str, int] = {}
+    end, end_revision = None, 0
     for key, entry in listing.entries.items():
         match [unquote(part) for part in key.removeprefix(ledger.prefix).split("/")]:
             case ["live", region]:
@@ -96,6 +103,8 @@ def read_view(ledger: Ledger, listing: Listing) -> View:
                 joins[region], join_revisions[region] = _load(key, entry, Join), entry.revision
             case ["progress", branch]:
                 progress[branch] = int(entry.value)
+            case ["end"]:
+                end, end_revision = _load(key, entry, End), entry.revision
             case _:
                 continue
     return View(
@@ -107,7 +116,18 @@ def read_view(ledger: Ledger, listing: Listing) -> View:
         joins=joins,
         join_revisions=join_revisions,
         progress=progress,
+        end=end,
+        end_revision=end_revision,
     )
+
+
+def read_end(entry: Entry) -> End:
+    """The end of a run, from its entry.
+
+    Raises:
+        InputError: It is not as isthmus writes it.
+    """
+    return _load("end", entry, End)
 
 
 def _load(key: str, entry: Entry, kind: Callable[..., T]) -> T:

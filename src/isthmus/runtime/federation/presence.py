@@ -9,7 +9,7 @@ from typing import Final
 
 from isthmus.plan import Survival
 from isthmus.runtime.environment import Members, split_address
-from isthmus.runtime.federation.decisions import Rules
+from isthmus.runtime.federation.facts import Rules
 from isthmus.runtime.federation.ledger import Ledger
 from isthmus.runtime.federation.reach import Probe, Reach, probe
 from isthmus.runtime.federation.store import Store, StoreLostError, StoreRefusedError

@@ -160,15 +160,18 @@ class Rounds:
         return self._sent_before + sum(rail.wan_bytes_sent() for rail in self.rails.values())
 
     def close(self) -> None:
-        """Wait (at most `detect_s`) until the others need nothing more from this rank, and leave."""
+        """The run is over: wait (at most `detect_s`) until the others need nothing more from this rank, and leave."""
         say_bye(self.rails, self.survival.detect_s)
-        self.abandon()
+        self._leave(over=True)
 
     def abandon(self) -> None:
         """Leave without waiting for anybody, as after an error."""
+        self._leave(over=False)
+
+    def _leave(self, *, over: bool) -> None:
         self._alarm.close()
         if self._membership is not None:
-            self._membership.leave()
+            self._membership.leave(over=over)
         for rail in self.rails.values():
             rail.close()
         self.rails = {}
