@@ -17,7 +17,7 @@ __all__ = ["Player", "StuckError"]
 
 START_LIMIT_S, HEAL_LIMIT_S, HANG_LIMIT_S, END_LIMIT_S = 60.0, 45.0, 20.0, 60.0
 QUIET_ROUNDS = 2
-LAST_STEPS = 48  # from the last fault to the end; a whole number of windows
+LAST_STEPS = 160  # from the last fault to the end
 LOSS = 0.05
 SYNC_BYTES = 15_000  # on the wire since the window's end: a sync, not signs of life
 POLL_S = 0.01
@@ -162,7 +162,7 @@ class Player:
         return began_s
 
     def _together(self, since_s: float, limit_s: float, what: str) -> float:
-        """Wait for QUIET_ROUNDS rounds of all regions after `since_s`; when the last came. No rank may end meanwhile."""
+        """Wait for QUIET_ROUNDS rounds of all regions after `since_s`; when the last was committed. No rank may end meanwhile."""
         last_s = 0.0
 
         def quiet() -> bool:
@@ -175,7 +175,7 @@ class Player:
             full = [[t for t, who in each if t > since_s and who == self._regions] for each in rounds]
             if any(len(times) < QUIET_ROUNDS for times in full):
                 return False
-            last_s = max(times[QUIET_ROUNDS - 1] for times in full)
+            last_s = min(times[QUIET_ROUNDS - 1] for times in full)
             return True
 
         self.until(quiet, limit_s, what)

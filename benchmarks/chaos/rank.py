@@ -26,7 +26,7 @@ from isthmus.runtime.wan.rail import Rail
 __all__ = ["main", "preload"]
 
 PRESET, LR, HELD_OUT_WINDOWS, WORLD_SILENCE_S = "micro", 1e-3, 256, 30.0
-LARGE_BYTES, CHECKPOINTS_KEPT = 1000, 2
+LARGE_BYTES, CHECKPOINTS_KEPT, DECAY_STEPS = 1000, 2, 120
 
 corpus = functools.cache(read_corpus)
 
@@ -40,7 +40,8 @@ def main(options: dict[str, Any]) -> None:
     """Train from start to orderly end.
 
     Options: `batch` windows a step, `step_s` its least time, `seed` of the order of the data, `end` a file with the last step's
-    number (there from the start, or long before that step), `checkpoint_steps` (0: none).
+    number (there from the start, or long before that step; once it is there, steps are as fast as they can be), and
+    `checkpoint_steps` (0: none). The learning rate goes down to nothing over the last `DECAY_STEPS`.
     """
     faulthandler.register(signal.SIGUSR2)  # asked for where a run is stuck
     Flipper().install()
@@ -61,16 +62,20 @@ def train(cluster: Cluster, options: dict[str, Any]) -> None:
     with cluster.sync(model, optimizer, checkpoints=os.environ["CHAOS_CHECKPOINTS"] if checkpoints else None):
         begun_s = time.monotonic()
         for batch in cluster.batches(data, options["batch"], steps=10**9, seed=options["seed"]):
+            last = int(end.read_text(encoding="utf-8")) if end.exists() else None
             cluster.step(model, batch, next_byte_loss)
             cluster.clip_gradients(model, 1.0)
-            time.sleep(max(0.0, begun_s + options["step_s"] - time.monotonic()))
+            if last is None:
+                time.sleep(max(0.0, begun_s + options["step_s"] - time.monotonic()))
+            else:
+                optimizer.param_groups[0]["lr"] = LR * min(1.0, max(0.0, last - cluster.trained_steps) / DECAY_STEPS)
             begun_s = time.monotonic()
             optimizer.step()
             optimizer.zero_grad()
             step = cluster.trained_steps
             if checkpoints and step % checkpoints == 0:
                 cluster.checkpoint(CHECKPOINTS_KEPT)
-            if end.exists() and step >= int(end.read_text(encoding="utf-8")):
+            if last is not None and step >= last:
                 evaluate(cluster, model, held_out)
                 break
 
