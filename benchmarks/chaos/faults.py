@@ -32,6 +32,8 @@ Mode = Literal[
     "every-step",  # gradients of every step
 ]
 MODES: tuple[Mode, ...] = ("lockstep", "grace", "delayed", "every-step")
+Store = Literal["coordinator", "etcd"]
+STORES: tuple[Store, ...] = ("coordinator", "etcd")
 CODECS: tuple[Literal["none", "int8", "int4"], ...] = ("none", "int8", "int4")
 NAMES, WIDE = ("ash", "birch", "cedar", "elm"), "birch"  # that one has two ranks
 FREEZE_S, PARTITION_S = 20.0, 6.0
@@ -80,7 +82,7 @@ class Scenario:
     mode: Mode
     codec: Literal["none", "int8", "int4"]
     partition: Literal["wait", "continue"]
-    store: Literal["coordinator", "etcd"]
+    store: Store
     tls: bool
     faults: tuple[Fault, ...]
 
@@ -101,8 +103,8 @@ def draw(
         kinds += [kind for kind in turn if not (frozen and kind == "freeze")]
     runs = -(-count // per_run)
     sizes, modes = _in_turns(rng, (2, 3, 4), runs), _in_turns(rng, MODES, runs)
-    codecs, stores = _in_turns(rng, CODECS, runs), _in_turns(rng, ("coordinator", "etcd"), runs)
-    partitions, tls = _in_turns(rng, ("wait", "continue"), runs), _in_turns(rng, (False, True), runs)
+    codecs, partitions = _in_turns(rng, CODECS, runs), _in_turns(rng, ("wait", "continue"), runs)
+    stores = _in_turns(rng, tuple((store, tls) for store in STORES for tls in (False, True)), runs)
     scenarios: list[Scenario] = []
     for number in range(runs):
         regions = {name: 2 if name == WIDE else 1 for name in NAMES[: sizes[number]]}
@@ -114,7 +116,7 @@ def draw(
         scenarios.append(
             Scenario(
                 number=number, seed=seed, regions=regions, mode=modes[number], codec=codecs[number], partition=partition,
-                store=stores[number], tls=tls[number], faults=faults,
+                store=stores[number][0], tls=stores[number][1], faults=faults,
             )
         )  # fmt: skip
     return tuple(scenarios)
