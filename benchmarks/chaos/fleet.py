@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.faults import Scenario
-from chaos.nursery import Child, Nursery
+from chaos.nursery import Child, Nursery, Order
 from isthmus.emulate import EmulatedLink, Tunnel
 from isthmus.plan import Layout, Outer, Plan, Prediction, Strategy, Survival, save_plan
 
@@ -162,12 +162,15 @@ class Fleet:
             "checkpoint_steps": 0 if calm else CHECKPOINT_STEPS,
         }  # fmt: skip
         for rank in range(self.scenario.regions[region]):
-            host, key = self.tunnel.address(region, rank), (region, rank)
+            host, key, name = self.tunnel.address(region, rank), (region, rank), f"{region}-{rank}"
             environment = self._environment(region, rank)
             if proxied:
                 environment["CHAOS_LISTEN"] = f"{host}:{RANK_PORT}"
-                self.proxies[key] = self._fork("proxy", key, [f"{host}:{DOOR_PORT}", f"{host}:{RANK_PORT}"], environment)
-            self.ranks[key] = self._fork("rank", key, [options], environment)
+                ends = f"{host}:{DOOR_PORT}", f"{host}:{RANK_PORT}"
+                order = Order(call="chaos.proxy:main", arguments=ends, environment=environment, log=self._log(f"proxy-{name}"))
+                self.proxies[key] = self.nursery.start(order, self.tunnel, key)
+            order = Order(call="chaos.rank:main", arguments=(options,), environment=environment, log=self._log(name))
+            self.ranks[key] = self.nursery.start(order, self.tunnel, key)
 
     def signal(self, region: str, number: signal.Signals, rank: int | None = None) -> None:
         """Send a signal to a region's ranks, or to one; SIGKILL, SIGSTOP and SIGCONT go to their proxies too."""
@@ -220,11 +223,8 @@ class Fleet:
             "ISTHMUS_COORDINATOR": f"{scheme}://{servers}", "CHAOS_CHECKPOINTS": str(self.checkpoints),
         }  # fmt: skip
 
-    def _fork(self, what: str, place: tuple[str, int], arguments: list[Any], environment: dict[str, str]) -> Child:
-        name = f"{'proxy-' if what == 'proxy' else ''}{place[0]}-{place[1]}"
-        log = str(self.setup.folder / f"{name}.log")
-        order = {"what": what, "arguments": arguments, "environment": environment, "log": log}
-        return self.nursery.start(self.tunnel, place, order)
+    def _log(self, name: str) -> str:
+        return str(self.setup.folder / f"{name}.log")
 
 
 def _etcd_keys(folder: Path) -> list[str]:

@@ -1,21 +1,26 @@
-"""A process that has torch loaded and forks ranks (and their proxies) from itself into nodes of a tunnel.
+"""A process that has torch loaded and forks ranks (and their proxies) from itself, where asked into nodes of a tunnel.
 
 So a region that is killed is back after a fork, not after seconds of imports on a machine that others train on meanwhile; what is
-forked is a process of its own in every other respect. `Nursery` is the harness's side; run as a script it is the other one:
-a JSON order and a node's descriptors come in, {"pid"} and later {"pid", "code"} go out, one message each.
+forked is a process of its own in every other respect. `Nursery` is the harness's side (tests use it too); run as a script
+it is the other one: a JSON order and a node's descriptors come in, {"pid"} and later {"pid", "code"} go out, one message each.
 """
 
+import ctypes
+import importlib
 import json
 import os
 import random
+import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +29,29 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from isthmus.emulate import Tunnel
 from isthmus.emulate.enter import enter
 
-__all__ = ["Child", "Nursery"]
+__all__ = ["Child", "Nursery", "Order"]
 
 MESSAGE_BYTES = 1 << 17
 CODECS = ("int8", "int4")
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a child is to do.
+
+    Attributes:
+        argv: What follows `python` on a command line: a file or `-m` and a module, then its arguments. Empty: see `call`.
+        call: "module:function", called with `arguments`, which are JSON.
+        environment: All of it.
+        log: Its output is appended to that file.
+    """
+
+    log: str
+    argv: tuple[str, ...] = ()
+    call: str = ""
+    arguments: tuple[Any, ...] = ()
+    environment: dict[str, str]
 
 
 class Child:
@@ -52,10 +76,21 @@ class Child:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._descriptor, number)
 
-    def wait(self) -> int:
-        """Until it has ended."""
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float = 1e9) -> int:
+        """Until it has ended.
+
+        Raises:
+            TimeoutExpired: It has not, after so many seconds.
+        """
+        deadline = time.monotonic() + timeout
         while self.poll() is None:
-            self._nursery.listen(1.0)
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"child {self.pid}", timeout)
+            self._nursery.listen(min(1.0, timeout))
         assert self.returncode is not None
         return self.returncode
 
@@ -72,11 +107,14 @@ class Nursery:
         self._process = subprocess.Popen(command, env=environment, pass_fds=(theirs.fileno(),), process_group=0)
         theirs.close()
 
-    def start(self, tunnel: Tunnel, place: tuple[str, int], order: dict[str, Any]) -> Child:
-        """Fork a process into a node. `order`: "what" (`rank` or `proxy`), "arguments", "environment", "log"."""
-        user, net, policy = tunnel.entry(*place)
-        descriptors = [net] if user is None else [net, user]
-        socket.send_fds(self._socket, [json.dumps(order | {"policy": policy}).encode()], descriptors)
+    def start(self, order: Order, tunnel: Tunnel | None = None, place: tuple[str, int] = ("", 0)) -> Child:
+        """Fork a process, into node `place` of a tunnel where there is one."""
+        if tunnel is None:
+            self._socket.send(json.dumps(asdict(order)).encode())
+        else:
+            user, net, policy = tunnel.entry(*place)
+            descriptors = [net] if user is None else [net, user]
+            socket.send_fds(self._socket, [json.dumps(asdict(order) | {"policy": policy}).encode()], descriptors)
         while not self._started:
             self.listen(60.0)
         return Child(self, self._started.pop(0))
@@ -154,13 +192,19 @@ def live(order: dict[str, Any], descriptors: list[int], parent: int) -> None:
         os.environ.clear()
         os.environ.update(order["environment"])
         random.seed()
-        net, *user = descriptors
-        if enter(parent, user[0] if user else None, net, order["policy"]):
+        net, *user = descriptors or [-1]
+        if descriptors:
+            enter(parent, user[0] if user else None, net, order["policy"])
+        else:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() == parent:
             run(order)
-            for thread in threading.enumerate():
-                if not thread.daemon and thread is not threading.main_thread():
-                    thread.join()
             code = 0
+        for thread in threading.enumerate():
+            if not thread.daemon and thread is not threading.main_thread():
+                thread.join()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()
@@ -170,14 +214,18 @@ def live(order: dict[str, Any], descriptors: list[int], parent: int) -> None:
 
 def run(order: dict[str, Any]) -> None:
     """What the child is for."""
-    if order["what"] == "proxy":
-        from chaos import proxy
-
-        proxy.main(*order["arguments"])
+    if order["call"]:
+        module, _, name = order["call"].partition(":")
+        getattr(importlib.import_module(module), name)(*order["arguments"])
+        return
+    first, *rest = order["argv"]
+    if first == "-m":
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     else:
-        from chaos import rank
-
-        rank.main(*order["arguments"])
+        sys.argv = [first, *rest]
+        sys.path.insert(0, str(Path(first).resolve().parent))
+        runpy.run_path(first, run_name="__main__")
 
 
 def load() -> None:

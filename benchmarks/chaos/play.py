@@ -70,7 +70,10 @@ class Player:
         key, began_s = (fault.region, fault.rank), time.time()
         process, log = self.fleet.ranks[key], f"{fault.region}-{fault.rank}"
         if fault.kind == "flip-wire":
-            process, log = self.fleet.proxies[key], f"proxy-{log}"
+            first, *_, last = self.fleet.scenario.regions
+            if fault.region == last:  # it calls all others, nobody comes to its door: at one of theirs, then
+                key = (first, fault.rank % self.fleet.scenario.regions[first])
+            process, log = self.fleet.proxies[key], f"proxy-{key[0]}-{key[1]}"
         before = self._said(log, "flipped")
         process.send_signal(signal.SIGUSR1)
         self.until(lambda: self._said(log, "flipped") > before, HEAL_LIMIT_S, f"a bit to flip ({fault.kind})")

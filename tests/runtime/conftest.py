@@ -1,9 +1,10 @@
 """Real ranks for the tests marked `tunnel`: regions of forked processes on loopback."""
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,22 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
         assert process.stdin is not None
         process.stdin.close()
         process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def fork() -> Iterator[Callable[..., Any]]:
+    """`fork(argv, log, environment=None)`: python with these arguments, as a fork of a process that has torch loaded already.
+
+    What it returns is like a `subprocess.Popen`.
+    """
+    benchmarks = str(Path(__file__).parents[2] / "benchmarks")
+    if benchmarks not in sys.path:
+        sys.path.insert(0, benchmarks)
+    from chaos.nursery import Nursery as Cradle
+    from chaos.nursery import Order
+
+    cradle = Cradle()
+    yield lambda argv, log, environment=None: cradle.start(
+        Order(argv=tuple(map(str, argv)), log=str(log), environment=environment or dict(os.environ))
+    )
+    cradle.close()

@@ -54,6 +54,7 @@ class Session:
         self._waited_s = 0.0
         self._proved_bytes = 0
         self._local_keeper: LocalKeeper | None = None
+        self._noted: tuple[Rejoined | None, int] = (None, 0)
         self.away = False
         self._spans: list[tuple[str, str, float, float]] = []
         self._step_begun_s = time.perf_counter()
@@ -87,6 +88,7 @@ class Session:
         rejoined = self.federation.submit(rounds.open).result()
         if self.local is not None:
             self.local.settle()
+            self._noted = self.local.rejoined, self.local.discarded_tokens
         if rejoined is not None and rejoined.why not in ("start", "equal"):
             self._note_rejoined(rejoined, 0)
 
@@ -251,16 +253,18 @@ class Session:
         if self.local is None:
             return None
         before, begun_s = self.local.waited_s, time.perf_counter()
-        rejoined, discarded = self.local.rejoined, self.local.discarded_tokens
         self.local.after_step(self._region_tokens(tokens))
         if ending:
             self.local.flush()
         self._waited_s += self.local.waited_s - before
         if self.local.waited_s > before:
             self._spans.append(("training", "waiting for the outer sync", begun_s, time.perf_counter()))
-        if self.local.rejoined is rejoined or self.local.rejoined is None:
+        # The communication thread may have taken the state over at any time: it is noted once this thread has gone on from it.
+        rejoined, noted = self.local.rejoined, self._noted
+        if rejoined is None or rejoined is noted[0] or self.local.lost_place():
             return None
-        return self.local.rejoined, self.local.discarded_tokens - discarded
+        self._noted = rejoined, self.local.discarded_tokens
+        return rejoined, self.local.discarded_tokens - noted[1]
 
     def _region_tokens(self, tokens: int) -> int:
         """Rounds count the tokens of a region, whose ranks take batches of one size."""

@@ -21,8 +21,8 @@ MEMBER = Path(__file__).with_name("member.py")
 class Federation:
     """Regions of one rank (member.py), and a coordinator, each a process."""
 
-    def __init__(self, folder: Path, names: str, store: str | None = None, **order: Any) -> None:
-        self.folder, self.names = folder, tuple(names)
+    def __init__(self, fork: Any, folder: Path, names: str, store: str | None = None, **order: Any) -> None:
+        self.fork, self.folder, self.names = fork, folder, tuple(names)
         ports = free_ports(len(names) + 1)
         rails = [{"name": name, "rails": [f"127.0.0.1:{port}"]} for name, port in zip(names, ports[1:], strict=True)]
         (folder / "members.json").write_text(json.dumps({"regions": rails}))
@@ -44,11 +44,10 @@ class Federation:
         command = [sys.executable, "-m", "isthmus", "coordinator", "--listen", self.listen]
         self.coordinator = subprocess.Popen([*command, "--journal", str(self.folder / "journal")], stderr=subprocess.DEVNULL)
 
-    def start(self, name: str, **order: Any) -> "subprocess.Popen[bytes]":
+    def start(self, name: str, **order: Any) -> Any:
         path = self.folder / f"{name}.json"
         path.write_text(json.dumps({**self.order, "region": name, "log": str(self.folder / f"{name}.jsonl"), **order}))
-        with open(self.folder / f"{name}.log", "ab") as log:
-            return subprocess.Popen([sys.executable, str(MEMBER), str(path)], stdout=log, stderr=log)
+        return self.fork([MEMBER, path], self.folder / f"{name}.log")
 
     def restart(self, name: str, **order: Any) -> None:
         self.processes[name].kill()
@@ -97,11 +96,11 @@ class Federation:
 
 
 @pytest.fixture
-def federate(tmp_path: Path) -> Iterator[Any]:
+def federate(tmp_path: Path, fork: Any) -> Iterator[Any]:
     made: list[Federation] = []
 
     def make(names: str, store: str | None = None, **order: Any) -> Federation:
-        made.append(Federation(tmp_path, names, store, **order))
+        made.append(Federation(fork, tmp_path, names, store, **order))
         return made[-1]
 
     yield make

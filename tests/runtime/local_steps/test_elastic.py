@@ -160,18 +160,26 @@ def test_a_grace_needs_rounds_that_a_region_may_miss(world: Any) -> None:
         LocalSync(world.parameters(), Still(), world.strategy(), grace_s=1.0)
 
 
-def test_a_state_is_not_taken_while_rounds_go_on_at_unequal_steps(world: Any) -> None:
-    def work(region: int, link: Any) -> str:
-        sync = LocalSync(world.parameters(), link, link.strategy, grace_s=0.02)
-        sync.after_step()
-        with pytest.raises(InputError) as caught:
-            sync.state_dict()
+@pytest.mark.parametrize("ranks", [[1, 1], [2, 1]])
+def test_a_state_taken_while_rounds_go_on_is_one_rounds_on_all_ranks_of_a_region(ranks: list[int], world: Any) -> None:
+    def work(region: int, link: Any) -> Any:
+        sync, taken = LocalSync(world.parameters((8, 6)), link, link.strategy, grace_s=0.02), []
+        for step in range(40):
+            world.move(sync.parameters, region, step)
+            sync.after_step(10)
+            if step % 7 == region:
+                taken.append(sync.state_dict())
         sync.flush()
-        sync.state_dict()
-        return str(caught.value)
+        return taken, fingerprint(sync.loop.outer)
 
-    for text in world.in_regions(2, work, world.strategy(4), elastic=True):
-        assert text.startswith("state: was asked for while rounds go on at unequal steps")
+    found = world.in_regions(ranks, work, world.strategy(4, outer=Outer(lr=0.7, momentum=0.9)), elastic=True)
+    assert len({outer for _, outer in found}) == 1
+    for state in found[0][0]:
+        record = json.loads(state["record"])
+        assert 0 <= sum(record["tokens"]) <= 10 * 40
+    for one, other in zip(found[0][0], found[1][0], strict=True) if ranks == [2, 1] else ():
+        assert json.loads(one["record"])["rounds"] == json.loads(other["record"])["rounds"]
+        assert all(torch.equal(one["outer"][key], other["outer"][key]) for key in one["outer"])
 
 
 class Group:

@@ -21,13 +21,14 @@ REGION = Path(__file__).with_name("region.py")
 class Run:
     """Regions a, b, ... of one rank each, and their coordinator."""
 
-    def __init__(self, folder: Path, names: str, **order: Any) -> None:
-        self.folder, self.names = folder, names
+    def __init__(self, fork: Any, folder: Path, names: str, **order: Any) -> None:
+        self.fork, self.folder, self.names = fork, folder, names
         ports = free_ports(len(names) + 1)
         rails = [{"name": name, "rails": [f"127.0.0.1:{port}"]} for name, port in zip(names, ports[1:], strict=True)]
         (folder / "members.json").write_text(json.dumps({"regions": rails}))
         listen = f"127.0.0.1:{ports[0]}"
-        self.processes = {"coordinator": subprocess.Popen([sys.executable, "-m", "isthmus", "coordinator", "--listen", listen])}
+        coordinator = [sys.executable, "-m", "isthmus", "coordinator", "--listen", listen]
+        self.processes: dict[str, Any] = {"coordinator": subprocess.Popen(coordinator)}
         self.order = {"members": str(folder / "members.json"), "store": f"tcp://{listen}", "grace_s": None, **order}
         for name in names:
             self.start(name)
@@ -36,8 +37,7 @@ class Run:
         own = {**self.order, **self.order.get(name, {}), "region": name, "log": str(self.folder / f"{name}.jsonl")}
         path = self.folder / f"{name}.json"
         path.write_text(json.dumps(own))
-        with open(self.folder / f"{name}.log", "ab") as log:
-            self.processes[name] = subprocess.Popen([sys.executable, str(REGION), str(path)], stdout=log, stderr=log)
+        self.processes[name] = self.fork([REGION, path], self.folder / f"{name}.log")
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         path = self.folder / f"{name}.jsonl"
@@ -67,11 +67,11 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Any]:
+def run(tmp_path: Path, fork: Any) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
 
         def make(names: str, **order: Any) -> Run:
-            made = Run(tmp_path, names, **order)
+            made = Run(fork, tmp_path, names, **order)
             stack.callback(made.close)
             return made
 

@@ -13,7 +13,7 @@ Into the same layout, resuming is bit-exact at any step. Into another:
     other ranks a region   momentum and what is owed are dealt out anew; the state must hold all ranks' parts
     other fragments        the schedule starts over; rounds under way are applied at the next step; then as above
     other inner steps      the schedule starts over
-    unequal steps          (a grace) a state is taken after a flush only, when all regions rest
+    unequal steps          (a grace) a state is taken between two rounds, the same two on all ranks of a region
     other regions          nothing changes for a region that goes on; a new one takes `for_new_region`
 """
 
@@ -40,13 +40,12 @@ Ranges = dict[str, torch.Tensor]
 
 
 def state_of(sync: "LocalSync") -> dict[str, Any]:
-    """The state of this rank; copies.
+    """The state of this rank; copies. To be called by all ranks of the region, after the same step."""
+    return _state_of(sync) if sync.windows is None else sync.windows.between_rounds(lambda: _state_of(sync))
 
-    Raises:
-        InputError: Rounds go on at unequal steps.
-    """
-    if sync.windows is not None and sync.windows.running:
-        raise InputError("state", "was asked for while rounds go on at unequal steps", "flush() first: then all regions rest")
+
+def _state_of(sync: "LocalSync") -> dict[str, Any]:
+    """No round is under way, or its result is awaited."""
     arrivals = {one.fragment.number: arrival for one in sync.pending if (arrival := sync.arrival_of(one)) is not None}
     loop, feedback = sync.loop, sync.loop.feedback
     pending = [{"fragment": one.fragment.number, "began": one.began, "due": one.due} for one in sync.pending]

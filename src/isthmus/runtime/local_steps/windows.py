@@ -6,14 +6,16 @@ with empty hands (so within the grace that `Rounds` allows): its steps go on, an
 round it has an offer for. Nothing is counted twice and nothing is dropped.
 
 All ranks of a region must offer at the same step. The communication threads agree on one that no rank has come to yet, and on
-whether all did offer there; the training threads never wait for that.
+whether all did offer there; the training threads never wait for that. They do wait for a look at the state (`between_rounds`),
+which all ranks take between the same two rounds.
 """
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from isthmus.errors import InputError
 from isthmus.runtime.local_steps.link import Bell
@@ -54,6 +56,7 @@ class Windows:
         self._steps, self._contributed_at, self._final_rounds = 0, 0, 0
         self._post: tuple[int, int] | None = None
         self._offer: _Offer | None = None
+        self._look: tuple[Callable[[], Any], Future[Any]] | None = None
         self.late_rounds = 0
 
     # The training thread.
@@ -104,6 +107,15 @@ class Windows:
             self._steps = self._contributed_at = self._sync.steps
         self._sync.link.submit(self._window)
 
+    def between_rounds(self, look: Callable[[], Any]) -> Any:
+        """What `look` returns, called when no round is under way; by all ranks of the region, after the same step."""
+        asked = look, Future[Any]()
+        with self._changed:
+            going_on = self.running
+            self._look = asked if going_on else None
+            self._changed.notify_all()
+        return asked[1].result() if going_on else look()
+
     def _make_offer(self, *, last: bool) -> None:
         sync = self._sync
         with self._changed:
@@ -140,10 +152,9 @@ class Windows:
         """One round; whether there is another."""
         sync, loop = self._sync, self._sync.loop
         life, bell, fragment = loop.lives, sync.link.ready(), loop.following
-        rung = self._await_cause(bell)
-        marks = sync.link.region_numbers(self._steps)
+        rung, step = self._await_cause(bell)
         with self._changed:
-            self._post = (max(marks) + 1, fragment)
+            self._post = (step, fragment)
             self._changed.notify_all()
         offer = self._await_offer(bell, rung)
         word = 0 if offer is None else 2 * offer.step + 1 + int(offer.given.last)
@@ -166,17 +177,37 @@ class Windows:
             taken.arrival.set_result(arrival)
         return loop.idle_rounds < len(sync.fragments)
 
-    def _await_cause(self, bell: Bell) -> bool:
-        """Until this region is due (then it rings), was late, or hears another; whether it rang."""
+    def _await_cause(self, bell: Bell) -> tuple[bool, int]:
+        """Until a rank of this region is due (then it rings), was late, or hears another region.
+
+        Returns:
+            Whether this rank rang, and the first step that no rank has come to yet.
+        """
+        rung = False
         while True:
             with self._changed:
-                due = self._due()
-                if due or self._late or bell.heard():
-                    break
-                self._changed.wait(LOOK_S)
-        if due:
-            bell.ring()
-        return due
+                while not (due := self._due()) and not self._late and not bell.heard() and self._look is None:
+                    self._changed.wait(LOOK_S)
+                cause, look = due or self._late or bell.heard(), self._look
+            if due and not rung:
+                bell.ring()
+                rung = True
+            said = self._sync.link.region_numbers(self._steps * 4 + 2 * (look is not None) + cause)
+            if look is not None and all(number & 2 for number in said):
+                self._answer(look)
+            if any(number & 1 for number in said):
+                return rung, max(number >> 2 for number in said) + 1
+
+    def _answer(self, look: tuple[Callable[[], Any], "Future[Any]"]) -> None:
+        """Let the training thread, which waits, have its look."""
+        self._look = None
+        work, found = look
+        try:
+            if self._sync.lost_place():
+                self._sync.catch_up()
+            found.set_result(work())
+        except BaseException as error:
+            found.set_exception(error)
 
     def _await_offer(self, bell: Bell, rung: bool) -> _Offer | None:
         """The offer, once there is a reason to go on; None when half a grace has passed after it."""
@@ -202,6 +233,11 @@ class Windows:
     def _end(self, error: BaseException | None) -> None:
         with self._changed:
             offer, self._offer, self._post, self.running = self._offer, None, None, False
+            look, self._look = self._look, None
             self._changed.notify_all()
+        if look is not None and error is not None:
+            look[1].set_exception(error)
+        elif look is not None:
+            self._answer(look)
         if offer is not None:
             offer.arrival.set_exception(error or RejoinedError())
