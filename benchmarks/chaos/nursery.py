@@ -96,14 +96,14 @@ class Child:
 
 
 class Nursery:
-    """Starts children; to be closed."""
+    """Starts children; to be closed. `preload`: "module:function" to call before the first fork."""
 
-    def __init__(self) -> None:
+    def __init__(self, *preload: str) -> None:
         self.codes: dict[int, int] = {}
         self._started: list[int] = []
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno())]
+        command = [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno()), *preload]
         self._process = subprocess.Popen(command, env=environment, pass_fds=(theirs.fileno(),), process_group=0)
         theirs.close()
 
@@ -215,8 +215,7 @@ def live(order: dict[str, Any], descriptors: list[int], parent: int) -> None:
 def run(order: dict[str, Any]) -> None:
     """What the child is for."""
     if order["call"]:
-        module, _, name = order["call"].partition(":")
-        getattr(importlib.import_module(module), name)(*order["arguments"])
+        named(order["call"])(*order["arguments"])
         return
     first, *rest = order["argv"]
     if first == "-m":
@@ -228,22 +227,29 @@ def run(order: dict[str, Any]) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
-def load() -> None:
+def named(text: str) -> Any:
+    """The function that "module:function" means."""
+    module, _, name = text.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def load(preload: list[str]) -> None:
     """All that children would load or compile otherwise, before the first fork; no thread may be left behind."""
     import torch
 
-    from chaos import proxy, rank  # noqa: F401
+    import isthmus.runtime.cluster
     from isthmus.runtime.codecs.coding import warm
 
     torch.set_num_threads(1)
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # loads torch's compiler
     for codec in CODECS:
         warm(codec)  # pyright: ignore[reportArgumentType]
-    rank.preload()
+    for text in preload:
+        named(text)()
 
 
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as given:
-        load()
+        load(sys.argv[2:])
         serve(given)
     os._exit(0)

@@ -88,6 +88,10 @@ def split(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def preload() -> None:
+    """Nothing but this file is to be loaded before a fork."""
+
+
 def main(listen: str, target: str) -> None:
     """Until it is ended."""
     asyncio.run(serve(split(listen), split(target)))

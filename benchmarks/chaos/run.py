@@ -161,7 +161,7 @@ def main() -> int:
         return show(keep(arguments.results, {}))
     folder, begun_s, runs = Path(tempfile.mkdtemp(prefix="isthmus-chaos-")), time.monotonic(), {}
     print(f"chaos: seed {arguments.seed}, files in {folder}", file=sys.stderr)
-    nursery = Nursery()
+    nursery = Nursery("chaos.rank:preload", "chaos.proxy:preload")
     try:
         for scenario in chosen(arguments):
             print(f"run {scenario.number}: {describe(scenario)}", file=sys.stderr, flush=True)
