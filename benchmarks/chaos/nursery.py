@@ -237,7 +237,7 @@ def load(preload: list[str]) -> None:
     """All that children would load or compile otherwise, before the first fork; no thread may be left behind."""
     import torch
 
-    import isthmus.runtime.cluster
+    import isthmus.runtime.cluster  # noqa: F401
     from isthmus.runtime.codecs.coding import warm
 
     torch.set_num_threads(1)

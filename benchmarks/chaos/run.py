@@ -11,6 +11,7 @@ runs, one freeze, other waits shortened. With `--results` runs are kept in a fil
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -161,6 +162,7 @@ def main() -> int:
         return show(keep(arguments.results, {}))
     folder, begun_s, runs = Path(tempfile.mkdtemp(prefix="isthmus-chaos-")), time.monotonic(), {}
     print(f"chaos: seed {arguments.seed}, files in {folder}", file=sys.stderr)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended all the same
     nursery = Nursery("chaos.rank:preload", "chaos.proxy:preload")
     try:
         for scenario in chosen(arguments):
