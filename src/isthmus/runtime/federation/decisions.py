@@ -81,7 +81,8 @@ def decide_regroup(view: View, old: Generation, me: str, rules: Rules, *, waited
 def _unrecorded(view: View, old: Generation, me: str, rules: Rules) -> Follow | Stall:
     """The record was not written yet, or went with the lease; or a branch moved `me` by it and has gone on without it since."""
     running = best_branch(view, rules)
-    if rules.on_partition == "continue" and view.number > old.number and me in view.live and running is not None:
+    later = running is not None and running.number > old.number
+    if rules.on_partition == "continue" and me in view.live and running is not None and later:
         return Follow(running)
     return Stall("this region's record is not in the store")
 
