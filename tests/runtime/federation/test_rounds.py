@@ -164,6 +164,12 @@ def test_a_region_whose_results_are_always_wrong_is_named_and_the_others_go_on(f
     run.restart("b", flip={"10": 99})
     run.finish("a", "c")
     assert "b is the odd one" in run.rows("b", "error")[0]["error"]
+    # And when it comes again, they have ended without it.
+    begun_s = time.monotonic()
+    run.restart("b")
+    assert run.processes["b"].wait(30) == 1
+    assert time.monotonic() - begun_s < 20.0, "start_s is 60"
+    assert "the run there is over: a, c ended it after round 29" in run.rows("b", "error")[-1]["error"]
 
 
 def test_while_the_coordinator_is_gone_rounds_go_on_and_after_its_return_regions_regroup(federate: Any) -> None:
