@@ -1,0 +1,207 @@
+"""The compiled twin of the loop in `events`, for many messages: rates are worked out anew only where something changed.
+
+A stream that starts or ends can change only the rates of those it shares a link with, and of those that these share one
+with: its component. Everything else keeps its rate and its end. Imported only when a problem is large enough.
+"""
+
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+import numba
+import numpy as np
+
+from isthmus.sim.fold import Problem
+from isthmus.sim.graph import Ints
+
+__all__ = ["play_compiled"]
+
+
+def play_compiled(problem: Problem) -> tuple[Any, ...]:
+    """(begin_s, finish_s, sent_bytes, events, fillings, peak_load, whether it came to an end) of `events.Played`."""
+    streams = len(problem.rounds)
+    begin, stream = _turned(problem.start, problem.link, len(problem.capacity))
+    by_after = problem.needs[np.argsort(problem.needs[:, 1], kind="stable")]
+    by_before = problem.needs[np.argsort(problem.needs[:, 0], kind="stable")]
+    every = np.arange(streams + 1)
+    return _play(
+        (problem.start, problem.link, problem.times, begin, stream, problem.capacity, problem.limit_bytes_per_s),
+        (problem.size_bytes, problem.rounds, problem.latency_s, problem.forever),
+        (np.searchsorted(by_after[:, 1], every), by_after[:, 0].copy(), by_after[:, 2].copy()),
+        (np.searchsorted(by_before[:, 0], every), by_before[:, 1].copy()),
+    )
+
+
+def _turned(start: Ints, link: Ints, links: int) -> tuple[Ints, Ints]:
+    """Crossings by link: where each link's run begins, and the streams."""
+    owners = np.repeat(np.arange(len(start) - 1), np.diff(start))
+    order = np.argsort(link, kind="stable")
+    return np.searchsorted(link[order], np.arange(links + 1)), owners[order]
+
+
+def _compiled(function: Any) -> Any:
+    try:
+        return numba.njit(cache=True, nogil=True)(function)
+    except RuntimeError:  # numba found no place to keep it
+        return numba.njit(nogil=True)(function)
+
+
+@_compiled
+def _component(seeds: Any, graph: Any, on: Any, link_mark: Any, stream_mark: Any, stamp: int) -> Any:  # noqa: PLR0913
+    """Active streams, and links, that `seeds` share links with, near and far."""
+    start, link, _, begin, stream, _, _ = graph
+    streams, links = [0], [0]
+    streams.clear()
+    links.clear()
+    for f in seeds:
+        if stream_mark[f] != stamp:
+            stream_mark[f] = stamp
+            streams.append(f)
+    at = 0
+    while at < len(streams):
+        f = streams[at]
+        at += 1
+        for k in range(start[f], start[f + 1]):
+            one = link[k]
+            if link_mark[one] != stamp:
+                link_mark[one] = stamp
+                links.append(one)
+                for where in range(begin[one], begin[one + 1]):
+                    other = stream[where]
+                    if on[other] and stream_mark[other] != stamp:
+                        stream_mark[other] = stamp
+                        streams.append(other)
+    return streams, links
+
+
+@_compiled
+def _share(streams: Any, links: Any, graph: Any, on: Any, fresh: Any, open_: Any, left: Any, load: Any) -> float:  # noqa: PLR0913
+    """Max-min rates of one component into `fresh`; the fullest link's load as a share of its capacity."""
+    start, link, times, begin, stream, capacity, limit = graph
+    for one in links:
+        left[one], load[one] = capacity[one], 0.0
+    limits = np.empty(len(streams))
+    for i, f in enumerate(streams):
+        open_[f] = on[f]
+        limits[i] = limit[f] if on[f] else np.inf
+        if on[f]:
+            for k in range(start[f], start[f + 1]):
+                load[link[k]] += times[k]
+    order = np.argsort(limits)
+    heap = [(left[one] / load[one], one) for one in links if load[one] > 1e-9]
+    heapify(heap)
+    following = 0
+    while True:
+        while following < len(order) and not open_[streams[order[following]]]:
+            following += 1
+        lowest = limits[order[following]] if following < len(order) else np.inf
+        if len(heap) == 0 and lowest == np.inf:
+            break
+        if len(heap) == 0 or lowest <= heap[0][0]:
+            f = streams[order[following]]
+            open_[f], fresh[f] = False, lowest
+            for k in range(start[f], start[f + 1]):
+                left[link[k]] -= times[k] * lowest
+                load[link[k]] -= times[k]
+            continue
+        share, one = heappop(heap)
+        if load[one] <= 1e-9:
+            continue
+        now = max(left[one], 0.0) / load[one]
+        if now > share * (1 + 1e-12):
+            heappush(heap, (now, one))
+            continue
+        for where in range(begin[one], begin[one + 1]):
+            f = stream[where]
+            if open_[f]:
+                open_[f], fresh[f] = False, now
+                for k in range(start[f], start[f + 1]):
+                    left[link[k]] -= times[k] * now
+                    load[link[k]] -= times[k]
+    fullest = 0.0
+    for one in links:
+        fullest = max(fullest, 1.0 - left[one] / capacity[one])
+    return fullest
+
+
+@_compiled
+def _may_start(f: int, sent: Any, arrived: Any, rounds: Any, needs: Any) -> bool:
+    first, before, lag = needs
+    for k in range(first[f], first[f + 1]):
+        wanted = rounds[before[k]] if lag[k] == -1 else min(rounds[before[k]], sent[f] + 1 - lag[k])
+        if arrived[before[k]] < wanted:
+            return False
+    return True
+
+
+@_compiled
+def _play(graph: Any, work: Any, needs: Any, waiting: Any) -> Any:  # noqa: C901, PLR0912, PLR0915
+    start, _, _, _, _, capacity, limit = graph
+    size, rounds, latency, forever = work
+    first_after, after = waiting
+    streams, links = len(rounds), len(capacity)
+    sent, arrived = np.zeros(streams, np.int64), np.zeros(streams, np.int64)
+    left, rate, since = np.zeros(streams), np.zeros(streams), np.zeros(streams)
+    begin_s, finish_s, sent_bytes = np.full(streams, np.inf), np.full(streams, np.inf), np.zeros(streams)
+    version, on = np.zeros(streams, np.int64), np.zeros(streams, np.bool_)
+    link_mark, stream_mark = np.zeros(links, np.int64), np.zeros(streams, np.int64)
+    fresh, open_, room, load = np.zeros(streams), np.zeros(streams, np.bool_), np.zeros(links), np.zeros(links)
+    heap = [(0.0, 0, 0)]  # when, stream, version of its end; -1: one of its messages arrives
+    heap.clear()
+    checks = list(range(streams))
+    dirty = [0]
+    dirty.clear()
+    now, peak, events, fillings, stamp = 0.0, 0.0, 0, 0, 0
+    pending = streams - forever.sum()
+    while True:
+        while len(checks):
+            f = checks.pop()
+            if on[f] or sent[f] >= rounds[f] or not _may_start(f, sent, arrived, rounds, needs):
+                continue
+            begin_s[f] = min(begin_s[f], now)
+            if size[f] <= 0 or (start[f] == start[f + 1] and limit[f] == np.inf):
+                sent[f] += 1
+                heappush(heap, (now + latency[f], f, -1))
+                checks.append(f)
+            else:
+                on[f], left[f], since[f], rate[f] = True, size[f], now, 0.0
+                dirty.append(f)
+        if len(dirty):
+            stamp += 1
+            near, touched = _component(dirty, graph, on, link_mark, stream_mark, stamp)
+            dirty.clear()
+            peak = max(peak, _share(near, touched, graph, on, fresh, open_, room, load))
+            fillings += 1
+            for f in near:
+                if on[f] and abs(fresh[f] - rate[f]) > 1e-13 * fresh[f]:
+                    moved = rate[f] * (now - since[f])
+                    left[f] -= moved
+                    sent_bytes[f] += moved
+                    rate[f], since[f] = fresh[f], now
+                    version[f] += 1
+                    if not forever[f]:
+                        heappush(heap, (now + max(left[f], 0.0) / rate[f] if rate[f] > 0 else np.inf, f, version[f]))
+        if pending == 0:
+            for f in range(streams):  # other jobs are cut off where they are
+                if on[f]:
+                    sent_bytes[f] += rate[f] * (now - since[f])
+            return begin_s, finish_s, sent_bytes, events, fillings, peak, True
+        if len(heap) == 0 or heap[0][0] == np.inf:
+            return begin_s, finish_s, sent_bytes, events, fillings, peak, False
+        now = heap[0][0]
+        events += 1
+        while len(heap) and heap[0][0] <= now * (1 + 1e-12):
+            when, f, kind = heappop(heap)
+            if kind == -1:
+                arrived[f] += 1
+                for k in range(first_after[f], first_after[f + 1]):
+                    checks.append(after[k])
+                if arrived[f] == rounds[f] and not forever[f]:
+                    finish_s[f] = when
+                    pending -= 1
+            elif on[f] and kind == version[f]:
+                sent_bytes[f] += rate[f] * (now - since[f])
+                on[f] = False
+                sent[f] += 1
+                dirty.append(f)
+                heappush(heap, (when + latency[f], f, -1))
+                checks.append(f)
