@@ -5,7 +5,7 @@ know nothing of each other: each is a witness for the other.
 """
 
 from isthmus.sim.fabric_map import FabricMap, map_fabric, with_faults
-from isthmus.sim.graph import Carriage
+from isthmus.sim.graph import Carriage, Shares
 from isthmus.sim.patterns import ALGORITHMS, COLLECTIVES, Collective, phases_of
 from isthmus.sim.play import PhasePlayed, play_phase, play_phases
 
@@ -16,6 +16,7 @@ __all__ = [
     "Collective",
     "FabricMap",
     "PhasePlayed",
+    "Shares",
     "map_fabric",
     "phases_of",
     "play_phase",

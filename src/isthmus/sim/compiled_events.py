@@ -11,9 +11,9 @@ import numba
 import numpy as np
 
 from isthmus.sim.fold import Problem
-from isthmus.sim.graph import Ints
+from isthmus.sim.graph import Ints, Numbers
 
-__all__ = ["play_compiled"]
+__all__ = ["Filler", "play_compiled"]
 
 
 def play_compiled(problem: Problem) -> tuple[Any, ...]:
@@ -31,6 +31,25 @@ def play_compiled(problem: Problem) -> tuple[Any, ...]:
     )
 
 
+class Filler:
+    """Max-min rates of any of the streams of one problem, by one bottleneck after another off a heap."""
+
+    def __init__(self, problem: Problem) -> None:
+        links, streams = len(problem.capacity), len(problem.rounds)
+        begin, stream = _turned(problem.start, problem.link, links)
+        self._graph = (problem.start, problem.link, problem.times, begin, stream, problem.capacity, problem.limit_bytes_per_s)
+        self._links = np.arange(links)
+        self._rates, self._open = np.zeros(streams), np.zeros(streams, dtype=np.bool_)
+        self._left, self._load = np.zeros(links), np.zeros(links)
+
+    def fill(self, active: Ints) -> Numbers:
+        """Rates of the classes `active`, in their order."""
+        on = np.zeros(len(self._rates), dtype=np.bool_)
+        on[active] = True
+        _share(active, self._links, self._graph, on, self._rates, self._open, self._left, self._load)
+        return self._rates[active]
+
+
 def _turned(start: Ints, link: Ints, links: int) -> tuple[Ints, Ints]:
     """Crossings by link: where each link's run begins, and the streams."""
     owners = np.repeat(np.arange(len(start) - 1), np.diff(start))
@@ -46,58 +65,68 @@ def _compiled(function: Any) -> Any:
 
 
 @_compiled
-def _component(seeds: Any, graph: Any, on: Any, link_mark: Any, stream_mark: Any, stamp: int) -> Any:  # noqa: PLR0913
-    """Active streams, and links, that `seeds` share links with, near and far."""
+def _component(seeds: Any, graph: Any, on: Any, marks: Any, rooms: Any, stamp: int) -> Any:
+    """Active streams, and links, that `seeds` share links with, near and far; slices of `rooms`."""
     start, link, _, begin, stream, _, _ = graph
-    streams, links = [0], [0]
-    streams.clear()
-    links.clear()
+    (stream_mark, link_mark), (streams, links) = marks, rooms
+    found, crossed = 0, 0
     for f in seeds:
         if stream_mark[f] != stamp:
             stream_mark[f] = stamp
-            streams.append(f)
+            streams[found] = f
+            found += 1
     at = 0
-    while at < len(streams):
+    while at < found:
         f = streams[at]
         at += 1
         for k in range(start[f], start[f + 1]):
             one = link[k]
             if link_mark[one] != stamp:
                 link_mark[one] = stamp
-                links.append(one)
+                links[crossed] = one
+                crossed += 1
                 for where in range(begin[one], begin[one + 1]):
                     other = stream[where]
                     if on[other] and stream_mark[other] != stamp:
                         stream_mark[other] = stamp
-                        streams.append(other)
-    return streams, links
+                        streams[found] = other
+                        found += 1
+    return streams[:found], links[:crossed]
 
 
 @_compiled
-def _share(streams: Any, links: Any, graph: Any, on: Any, fresh: Any, open_: Any, left: Any, load: Any) -> float:  # noqa: PLR0913
+def _share(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
+    streams: Any, links: Any, graph: Any, on: Any, fresh: Any, open_: Any, left: Any, load: Any
+) -> float:
     """Max-min rates of one component into `fresh`; the fullest link's load as a share of its capacity."""
     start, link, times, begin, stream, capacity, limit = graph
     for one in links:
         left[one], load[one] = capacity[one], 0.0
-    limits = np.empty(len(streams))
-    for i, f in enumerate(streams):
+    limited = 0
+    for f in streams:
         open_[f] = on[f]
-        limits[i] = limit[f] if on[f] else np.inf
         if on[f]:
+            limited += limit[f] < np.inf
             for k in range(start[f], start[f + 1]):
                 load[link[k]] += times[k]
+    limits, held = np.empty(limited), np.empty(limited, np.int64)
+    limited = 0
+    for f in streams:
+        if on[f] and limit[f] < np.inf:
+            limits[limited], held[limited] = limit[f], f
+            limited += 1
     order = np.argsort(limits)
     heap = [(left[one] / load[one], one) for one in links if load[one] > 1e-9]
     heapify(heap)
     following = 0
     while True:
-        while following < len(order) and not open_[streams[order[following]]]:
+        while following < len(order) and not open_[held[order[following]]]:
             following += 1
         lowest = limits[order[following]] if following < len(order) else np.inf
         if len(heap) == 0 and lowest == np.inf:
             break
         if len(heap) == 0 or lowest <= heap[0][0]:
-            f = streams[order[following]]
+            f = held[order[following]]
             open_[f], fresh[f] = False, lowest
             for k in range(start[f], start[f + 1]):
                 left[link[k]] -= times[k] * lowest
@@ -143,9 +172,10 @@ def _play(graph: Any, work: Any, needs: Any, waiting: Any) -> Any:  # noqa: C901
     left, rate, since = np.zeros(streams), np.zeros(streams), np.zeros(streams)
     begin_s, finish_s, sent_bytes = np.full(streams, np.inf), np.full(streams, np.inf), np.zeros(streams)
     version, on = np.zeros(streams, np.int64), np.zeros(streams, np.bool_)
-    link_mark, stream_mark = np.zeros(links, np.int64), np.zeros(streams, np.int64)
+    marks = np.zeros(streams, np.int64), np.zeros(links, np.int64)
+    rooms = np.zeros(streams, np.int64), np.zeros(links, np.int64)
     fresh, open_, room, load = np.zeros(streams), np.zeros(streams, np.bool_), np.zeros(links), np.zeros(links)
-    heap = [(0.0, 0, 0)]  # when, stream, version of its end; -1: one of its messages arrives
+    heap: Any = [(0.0, 0, 0)]  # when, stream, version of its end; -1: one of its messages arrives
     heap.clear()
     checks = list(range(streams))
     dirty = [0]
@@ -153,7 +183,7 @@ def _play(graph: Any, work: Any, needs: Any, waiting: Any) -> Any:  # noqa: C901
     now, peak, events, fillings, stamp = 0.0, 0.0, 0, 0, 0
     pending = streams - forever.sum()
     while True:
-        while len(checks):
+        while checks:
             f = checks.pop()
             if on[f] or sent[f] >= rounds[f] or not _may_start(f, sent, arrived, rounds, needs):
                 continue
@@ -165,9 +195,9 @@ def _play(graph: Any, work: Any, needs: Any, waiting: Any) -> Any:  # noqa: C901
             else:
                 on[f], left[f], since[f], rate[f] = True, size[f], now, 0.0
                 dirty.append(f)
-        if len(dirty):
+        if dirty:
             stamp += 1
-            near, touched = _component(dirty, graph, on, link_mark, stream_mark, stamp)
+            near, touched = _component(dirty, graph, on, marks, rooms, stamp)
             dirty.clear()
             peak = max(peak, _share(near, touched, graph, on, fresh, open_, room, load))
             fillings += 1
@@ -189,7 +219,7 @@ def _play(graph: Any, work: Any, needs: Any, waiting: Any) -> Any:  # noqa: C901
             return begin_s, finish_s, sent_bytes, events, fillings, peak, False
         now = heap[0][0]
         events += 1
-        while len(heap) and heap[0][0] <= now * (1 + 1e-12):
+        while heap and heap[0][0] <= now * (1 + 1e-12):
             when, f, kind = heappop(heap)
             if kind == -1:
                 arrived[f] += 1

@@ -92,6 +92,7 @@ def play_problem(problem: Problem, batch: float = 0.0) -> Played:
     _start(state, np.concatenate([unbound, np.asarray(sorted(begun), dtype=np.int64)]), now)
     pending = int((~problem.forever).sum())
     done = int((np.isfinite(state.finish_s) & ~problem.forever).sum())
+    done += _settle(state, np.flatnonzero((state.sent > 0) & (state.sent < problem.rounds)), now, counted=True)
     while done < pending:
         if not len(state.active) and not state.arrivals:
             raise InfeasibleError("streams wait for each other", "the order of the messages")
@@ -127,7 +128,7 @@ def _prepare(problem: Problem) -> _State:
     waited_for = np.zeros(streams, dtype=np.bool_)
     waited_for[list(after)] = True
     if len(problem.link) >= COMPILED_FROM and find_spec("numba"):
-        from isthmus.sim.kernels import Filler
+        from isthmus.sim.compiled_events import Filler
 
         rates_of: Callable[[Ints], Numbers] = Filler(problem).fill
     else:
@@ -247,11 +248,14 @@ def _load(problem: Problem, active: Ints, rates: Numbers) -> float:
     return float((np.bincount(problem.link, weights=loads, minlength=len(problem.capacity)) / problem.capacity).max())
 
 
-def _settle(state: _State, ended: Ints, now: float) -> int:
-    """Book arrivals until `now` and start what became ready; how many streams are finished by it."""
+def _settle(state: _State, ended: Ints, now: float, counted: bool = False) -> int:
+    """Book arrivals until `now` and start what became ready; how many streams are finished by it.
+
+    `ended` are those whose last message left just now; `counted` says that those among them that are finished were.
+    """
     forever, rounds = state.problem.forever, state.problem.rounds
     touched = set(ended[state.sent[ended] < rounds[ended]].tolist())
-    done = int(((state.sent[ended] == rounds[ended]) & ~state.waited_for[ended] & ~forever[ended]).sum())
+    done = 0 if counted else int(((state.sent[ended] == rounds[ended]) & ~state.waited_for[ended] & ~forever[ended]).sum())
     while True:
         while state.arrivals and state.arrivals[0][0] <= now * (1 + _TIE):
             when, stream = heappop(state.arrivals)

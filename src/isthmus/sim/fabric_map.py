@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from isthmus.errors import InfeasibleError, InputError
 from isthmus.fabric import Fabric, NodeGroup, Region, levels, pcie_rate_bytes_per_s, region_layout
 from isthmus.fabric.model import InNodeKind
 from isthmus.fabric.wiring import links_per_gpu, wire_gpus
-from isthmus.sim.graph import Block, Cables, Carriage, Ints, Numbers
+from isthmus.sim.graph import Block, Cables, Carriage, Ints, Numbers, Shares
 from isthmus.sim.switches import Routing, Switches, lay_switches
 
 __all__ = ["FabricMap", "Routing", "map_fabric", "routing_of", "with_faults"]
@@ -102,7 +103,8 @@ def map_fabric(fabric: Fabric, carriage: Carriage | None = None, routing: Routin
         region_nodes = 0
         for number_, group in enumerate(region.groups):
             prefix = region.name if len(region.groups) == 1 else f"{region.name}/{chr(97 + number_)}"
-            table, own = _wire_group(prefix, group, cables, carriage, min(_network_rate(region), _nic_rate(group)))
+            port = min(region.network.rate_bytes_per_s or float("inf"), _nic_rate(group))
+            table, own = _wire_group(prefix, group, cables, carriage.of(region.name), port)
             count, gpus = group.count, group.gpus
             node = np.repeat(np.arange(count, dtype=np.int64), gpus)
             own |= {
@@ -118,7 +120,7 @@ def map_fabric(fabric: Fabric, carriage: Carriage | None = None, routing: Routin
                 columns[name].append(values)
             nodes, region_nodes = nodes + count, region_nodes + count
         way = routing or routing_of(region.network.kind)
-        switches.append(lay_switches(region, region_layout(region), cables, way, carriage.network))
+        switches.append(lay_switches(region, region_layout(region), cables, way, carriage.of(region.name).network))
     wan = _wire_wan(fabric, cables, carriage)
     joined = {name: np.concatenate(parts) for name, parts in columns.items()}
     capacity = cables.capacity()
@@ -130,9 +132,7 @@ def map_fabric(fabric: Fabric, carriage: Carriage | None = None, routing: Routin
         cables=cables,
         capacity=capacity,
         local_table=_stack(tables),
-        relays=all(
-            group.in_node.kind == "nvswitch" and region.network.rail_optimised for region in fabric.regions for group in region.groups
-        ),
+        relays=all(_relays(region) for region in fabric.regions),
         switches=tuple(switches),
         wan_cables=wan,
         wan=_quickest(fabric, wan, capacity),
@@ -182,17 +182,13 @@ def _rails_past(chart: FabricMap, capacity: Numbers) -> Ints:
     return own
 
 
-def _network_rate(region: Region) -> float:
-    return region.network.rate_bytes_per_s or float("inf")
-
-
 def _domains(before: list[Ints], group: NodeGroup, gpus: int) -> Ints:
     first = int(before[-1][-1]) + 1 if before else 0
     size = 1 if group.in_node.kind in ("none", "pcie") else group.in_node.domain
     return first + np.arange(gpus, dtype=np.int64) // size
 
 
-def _wire_group(prefix: str, group: NodeGroup, cables: Cables, carriage: Carriage, rate: float) -> tuple[Ints, dict[str, Ints]]:
+def _wire_group(prefix: str, group: NodeGroup, cables: Cables, shares: Shares, rate: float) -> tuple[Ints, dict[str, Ints]]:
     """Cables of the nodes of one group; (in-node table, columns of link ids, one entry a GPU)."""
     count, gpus = group.count, group.gpus
     node, local = np.divmod(np.arange(count * gpus, dtype=np.int64), gpus)
@@ -201,20 +197,24 @@ def _wire_group(prefix: str, group: NodeGroup, cables: Cables, carriage: Carriag
     inside = group.in_node
     if inside.kind == "nvswitch":
         block = cables.add(
-            f"{prefix}/node{{}}/gpu{{}}/nvlink", (count, gpus), "nvlink", inside.bandwidth_bytes_per_s * carriage.nvlink
+            f"{prefix}/node{{}}/gpu{{}}/nvlink", (count, gpus), "nvlink", inside.bandwidth_bytes_per_s * shares.nvlink
         )
         found |= {"nv_up": block.up(node, local), "nv_down": block.down(node, local)}
     slot = _slot_rate(group)
     if slot is not None:
-        block = cables.add(f"{prefix}/node{{}}/gpu{{}}/host", (count, gpus), "pcie", slot * carriage.pcie)
+        block = cables.add(f"{prefix}/node{{}}/gpu{{}}/host", (count, gpus), "host", slot * shares.host)
         found |= {"host_up": block.up(node, local), "host_down": block.down(node, local)}
-    table = _wire_nodes(prefix, group, cables, carriage)
+    table = _wire_nodes(prefix, group, cables, shares)
     rails = min(group.nics, gpus)
     rail = local * rails // gpus if rails else np.zeros_like(local)
     if group.nic is not None and rails:
-        block = cables.add(f"{prefix}/node{{}}/nic{{}}", (count, rails), "adapter", rate * carriage.network * group.nics / rails)
+        block = cables.add(f"{prefix}/node{{}}/nic{{}}", (count, rails), "adapter", rate * shares.network * group.nics / rails)
         found |= {"nic_up": block.up(node, rail), "nic_down": block.down(node, rail)}
     return table, found | {"rail": rail, "table_base": node}
+
+
+def _relays(region: Region) -> bool:
+    return region.network.rail_optimised and all(group.in_node.kind == "nvswitch" for group in region.groups)
 
 
 def _nic_rate(group: NodeGroup) -> float:
@@ -228,7 +228,7 @@ def _slot_rate(group: NodeGroup) -> float | None:
         return None  # the GPU hangs on its CPU by other means (NVLink-C2C), faster than its adapter
 
 
-def _wire_nodes(prefix: str, group: NodeGroup, cables: Cables, carriage: Carriage) -> Ints:
+def _wire_nodes(prefix: str, group: NodeGroup, cables: Cables, shares: Shares) -> Ints:
     """Wires between GPUs that no switch joins, as a block a wire, and the shortest way over them for every pair."""
     inside, ends = group.in_node, [f"gpu{i}" for i in range(group.gpus)]
     kinds: list[InNodeKind] = []
@@ -243,9 +243,9 @@ def _wire_nodes(prefix: str, group: NodeGroup, cables: Cables, carriage: Carriag
         for wire in wiring.wires:
             if kind == "pcie":
                 slot = (_slot_rate(group) or 0.0) * wire.links / 16 if wire.links > 1 else BETWEEN_SOCKETS_BYTES_PER_S
-                level, rate = "pcie", slot * carriage.pcie
+                level, rate = "pcie", slot * shares.pcie
             else:
-                level, rate = "nvlink", inside.bandwidth_bytes_per_s * wire.links / lanes * carriage.nvlink
+                level, rate = "nvlink", inside.bandwidth_bytes_per_s * wire.links / lanes * shares.nvlink
             block = cables.add(f"{prefix}/node{{}}/{wire.a}-{wire.b}", (group.count,), level, rate)
             hops.setdefault((wire.a, wire.b), block.first)
             hops.setdefault((wire.b, wire.a), block.first + block.count)
@@ -291,7 +291,9 @@ def _wire_wan(fabric: Fabric, cables: Cables, carriage: Carriage) -> tuple[Block
     )
 
 
-def _quickest(fabric: Fabric, blocks: tuple[Block, ...], capacity: Numbers) -> dict[tuple[int, int], tuple[tuple[int, ...], float]]:
+def _quickest(
+    fabric: Fabric, blocks: tuple[Block, ...], capacity: Numbers
+) -> dict[tuple[int, int], tuple[tuple[int, ...], float]]:
     """For every ordered pair of regions the live links of least latency, one way, jitter's peak included (Floyd-Warshall)."""
     names = [region.name for region in fabric.regions]
     best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {}
@@ -300,14 +302,13 @@ def _quickest(fabric: Fabric, blocks: tuple[Block, ...], capacity: Numbers) -> d
         for pair, way in (((a, b), block.first), ((b, a), block.first + block.count)):
             if capacity[way] > 0:
                 best[pair] = (link.rtt_s / 2 + link.jitter_s, (way,))
+    pairs = list(permutations(range(len(names)), 2))
     for via in range(len(names)):
-        for a in range(len(names)):
-            for b in range(len(names)):
-                if len({a, b, via}) == 3 and (a, via) in best and (via, b) in best:
-                    joined = (best[a, via][0] + best[via, b][0], best[a, via][1] + best[via, b][1])
-                    best[a, b] = min(best.get((a, b), joined), joined)
-    for a in range(len(names)):
-        for b in range(len(names)):
-            if a != b and (a, b) not in best:
-                raise InfeasibleError(f"no way is left from {names[a]} to {names[b]}", "links between the regions")
+        for a, b in pairs:
+            if via not in (a, b) and (a, via) in best and (via, b) in best:
+                joined = (best[a, via][0] + best[via, b][0], best[a, via][1] + best[via, b][1])
+                best[a, b] = min(best.get((a, b), joined), joined)
+    for a, b in pairs:
+        if (a, b) not in best:
+            raise InfeasibleError(f"no way is left from {names[a]} to {names[b]}", "links between the regions")
     return {pair: (links, latency) for pair, (latency, links) in best.items()}

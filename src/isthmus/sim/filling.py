@@ -1,7 +1,7 @@
 """Max-min fair rates: no stream can have more unless one that has no more than it gets less.
 
-Two ways to the one answer: `fill` here, vectors over all links, for folded problems; `kernels.fill`, one bottleneck after
-another off a heap, compiled, for millions of crossings.
+Two ways to the one answer: `fill` here, vectors over all links, for folded problems; `compiled_events.Filler`, one
+bottleneck after another off a heap, compiled, for millions of crossings.
 Source: progressive filling, Bertsekas & Gallager, Data Networks, 2nd ed., section 6.5.2.
 """
 

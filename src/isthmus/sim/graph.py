@@ -11,10 +11,22 @@ from numpy.typing import NDArray
 
 from isthmus.errors import InfeasibleError, InputError, nearest
 
-__all__ = ["Block", "Cables", "Carriage", "Ints", "Numbers", "refuse_dead"]
+__all__ = ["Block", "Cables", "Carriage", "Ints", "Numbers", "Shares", "refuse_dead"]
 
 Ints = NDArray[np.int64]
 Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """What the links of one region carry of their line rate: NVLink (or its like), PCIe between GPUs, the slot of a GPU on
+    the way to its adapter, adapters and switches.
+    """
+
+    nvlink: float = 1.0
+    pcie: float = 1.0
+    host: float = 1.0
+    network: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,19 +34,19 @@ class Carriage:
     """What links carry of their line rate, told by the caller: this room and `cost` know nothing of each other.
 
     Attributes:
-        nvlink: Share of the line rate inside a node or NVLink rack that is payload.
-        pcie: The same for PCIe.
-        network: The same for adapters and switches.
-        wan: The same for the links between regions (headers).
-        wan_flow_bytes_per_s: By pair of regions (sorted names), the most that the streams of one pair of GPUs carry over
-            the WAN: windows and loss. Pairs that are not named have no limit of their own.
+        regions: By name of the region; line rate where one is not named.
+        wan: Of the rate of the links between regions (headers).
+        wan_flow_bytes_per_s: By pair of regions, the most that the streams of one pair of GPUs carry over the WAN: windows
+            and loss. Pairs that are not named have no limit of their own.
     """
 
-    nvlink: float = 1.0
-    pcie: float = 1.0
-    network: float = 1.0
+    regions: dict[str, Shares] = field(default_factory=dict[str, Shares])
     wan: float = 1.0
     wan_flow_bytes_per_s: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+
+    def of(self, region: str) -> Shares:
+        """The shares of `region`."""
+        return self.regions.get(region, Shares())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +146,10 @@ class Cables:
         match = re.fullmatch(r"(\d+|\*)".join(re.escape(part) for part in parts), wanted)
         if match is None:
             return None
-        picks = [np.arange(size) if text == "*" else np.array([int(text)]) for text, size in zip(match.groups(), block.dims, strict=True)]
-        if any(pick.size == 0 or pick.max() >= size for pick, size in zip(picks, block.dims, strict=True)):
+        chosen = list(zip(match.groups(), block.dims, strict=True))
+        if any(text != "*" and int(text) >= size for text, size in chosen):
             return None
+        picks = [np.arange(size) if text == "*" else np.array([int(text)]) for text, size in chosen]
         grid = np.meshgrid(*picks, indexing="ij") if picks else []
         cables = np.ravel_multi_index([axis.ravel() for axis in grid], block.dims) if picks else np.zeros(1, dtype=np.int64)
         return cables.astype(np.int64), share

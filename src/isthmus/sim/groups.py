@@ -19,7 +19,9 @@ def inner_groups(chart: FabricMap, ranks: Ints) -> list[Ints]:
     order = np.argsort(key, kind="stable")
     cuts = np.flatnonzero(np.diff(key[order])) + 1
     groups = np.split(ranks[order], cuts)
-    return sorted(groups, key=lambda group: int(np.flatnonzero(ranks == group[0])[0])) if bool((np.diff(key) < 0).any()) else groups
+    if not (np.diff(key) < 0).any():
+        return groups
+    return sorted(groups, key=lambda group: int(np.flatnonzero(ranks == group[0])[0]))
 
 
 def equal_groups(groups: Sequence[Ints], what: str) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil
 from typing import Literal, get_args
 
@@ -148,7 +149,7 @@ def _overlaps(ours: int, theirs: int) -> list[tuple[int, int, float]]:
     """Pairs of shards that overlap when one buffer is cut into `ours` and into `theirs` parts, and the share they share."""
     cuts = sorted({*(i * theirs for i in range(ours + 1)), *(j * ours for j in range(theirs + 1))})
     whole = ours * theirs
-    return [(a // theirs, a // ours, (b - a) / whole) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [(a // theirs, a // ours, (b - a) / whole) for a, b in pairwise(cuts)]
 
 
 def _chunks(size_bytes: float) -> int:
@@ -188,15 +189,18 @@ def _tree(chart: FabricMap, asked: Collective) -> list[Phase]:
     needs: list[tuple[int, int, int]] = []
     for order in orders:
         begins = np.cumsum([0, *(len(group) for group in groups)])
-        chains = [order[a:b] for a, b in zip(begins, begins[1:], strict=False)]
+        chains = [order[a:b] for a, b in pairwise(begins)]
         for parents in forests:
             _one_tree(chains, parents, (source, target), needs)
     ends = np.array(source), np.array(target)
     name = f"{2 * len(orders)} trees over {len(groups)} node{'s' if len(groups) > 1 else ''} in {chunks} chunks"
-    return [phase_of(name, route(chart, *ends, asked.seed), ends, part / chunks, chunks, np.array(needs, dtype=np.int64).reshape(-1, 3))]
+    waits = np.array(needs, dtype=np.int64).reshape(-1, 3)
+    return [phase_of(name, route(chart, *ends, asked.seed), ends, part / chunks, chunks, waits)]
 
 
-def _one_tree(chains: list[Ints], parents: list[int], ends: tuple[list[int], list[int]], needs: list[tuple[int, int, int]]) -> None:
+def _one_tree(
+    chains: list[Ints], parents: list[int], ends: tuple[list[int], list[int]], needs: list[tuple[int, int, int]]
+) -> None:
     """Streams of one tree: up the chains and the tree, then down; each message waits for its own number below or above."""
 
     def stream(a: int, b: int, waits: list[int]) -> int:

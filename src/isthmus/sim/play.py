@@ -80,7 +80,7 @@ def play_phase(phase: Phase, capacity: Numbers, fold: bool = True, batch: float 
 
 def _carried(phase: Phase, sent: Numbers, links: int) -> Numbers:
     weights = np.repeat(sent, phase.links.shape[1])
-    return np.bincount(phase.links.ravel() + 1, weights=weights, minlength=links + 1)[1:]
+    return np.bincount(phase.links.ravel() + 1, weights=weights, minlength=links + 1)[1:].astype(np.float64)
 
 
 def _constant_rates(problem: Problem) -> Numbers | None:

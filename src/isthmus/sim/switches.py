@@ -175,10 +175,8 @@ class Switches:
         columns = [np.where(apart, self._choose(leaves, (leaf_a,), key, 0), -1)]
         if trunks is not None:
             low, high = np.minimum(group_a, group_b), np.maximum(group_a, group_b)
-            groups = trunks.dims[0]
-            cross = group_a != group_b
-            link = self._choose(trunks, (low, np.minimum(high, groups - 1)), key, 1) + np.where(group_a > group_b, trunks.count, 0)
-            columns.append(np.where(cross, link, -1))
+            link = self._choose(trunks, (low, high), key, 1) + np.where(group_a > group_b, trunks.count, 0)
+            columns.append(np.where(group_a != group_b, link, -1))
         return [*columns, np.where(apart, self._choose(leaves, (leaf_b,), key, 2) + leaves.count, -1)]
 
     def _apart(self, source: Ints, target: Ints) -> list[tuple[Ints, int]]:
@@ -202,7 +200,7 @@ class Switches:
                 place = here // stride % length
                 left = (target // stride - place) % length
                 going = left != 0
-                step = here + np.where(up, np.where(place == length - 1, 1 - length, 1), np.where(place == 0, length - 1, -1)) * stride
+                step = here + ((place + np.where(up, 1, -1)) % length - place) * stride
                 cable = np.where(up, here, step)  # cable i joins node i and the next one up
                 link = block.up(axis, cable) + np.where(up, 0, block.count)
                 columns.append(np.where(going, link, -1))
@@ -270,7 +268,8 @@ def _lay_dragonfly(region: Region, layout: Layout, cables: Cables, routing: Rout
         raise InfeasibleError(f"{groups} groups cannot be joined in pairs", "global links of a group")
     name = region.name
     bundled = routing == "balanced"
-    leaf_dims, trunk_dims = ((layout.leaves,), (groups, groups)) if bundled else ((layout.leaves, half), (groups, groups, between))
+    leaf_dims: tuple[int, ...] = (layout.leaves,) if bundled else (layout.leaves, half)
+    trunk_dims: tuple[int, ...] = (groups, groups) if bundled else (groups, groups, between)
     leaf_name = f"{name}/leaf{{}}/{half} uplinks" if bundled else f"{name}/leaf{{}}/uplink{{}}"
     trunk_name = f"{name}/group{{}}-group{{}}/{between} uplinks" if bundled else f"{name}/group{{}}-group{{}}/uplink{{}}"
     leaf_up = cables.add(leaf_name, leaf_dims, "leaf-spine", rate * (half if bundled else 1))
