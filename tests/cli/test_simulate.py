@@ -56,7 +56,7 @@ def test_a_trace_holds_every_phase_of_the_ranks_shown(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--collective", "all-reduc"), "error: --collective: unknown collective 'all-reduc'\n  hint: did you mean 'all-reduce'?"),
+        (("--collective", "all-reduc"), "unknown collective 'all-reduc'\n  hint: did you mean 'all-reduce'?"),
         (("--algorithm", "shift"), "error: --algorithm: all-reduce has no algorithm 'shift'"),
         (("--ranks", "0-32"), "error: --ranks: '0-32': ranks run from 0 to 31"),
         (("--bytes", "1"), "error: --bytes: '1' has no unit"),
