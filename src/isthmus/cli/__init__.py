@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "check": "Check a fabric file: reach, compatibility, physics.",
     "workload": "Show a model's parameters, FLOPs, memory and traffic.",
     "plan": "Predict every strategy on a fabric and choose one, with reasons.",
+    "link": "Say what a long link carries, what binds, what to set, what is impossible.",
     "simulate": "Play a collective or a plan as flows on the fabric's real graph.",
     "try": "Train for real in the wind tunnel: this machine, emulated WAN.",
     "run": "Start a plan's ranks: one region under torchrun, or all of them here.",

@@ -64,17 +64,20 @@ def mathis_rate_bytes_per_s(loss: float, rtt_s: float, mss_bytes: float = 1448) 
     return mss_bytes / rtt_s * MATHIS_CONSTANT / sqrt(loss) if loss > 0 and rtt_s > 0 else inf
 
 
-def tcp_rate_bytes_per_s(link_rate_bytes_per_s: float, rtt_s: float, loss: float, streams: int, window_bytes: float) -> Limit:
+def tcp_rate_bytes_per_s(
+    link_rate_bytes_per_s: float, rtt_s: float, loss: float, streams: int, window_bytes: float, mtu_bytes: int = 1500
+) -> Limit:
     """Payload rate of `streams` equal TCP streams together, and what binds it.
 
-        min(R * 1448/1500, N W / RTT, N * Mathis)
+        min(R (MTU - 52)/MTU, N W / RTT, N * Mathis)
 
-    R = link_rate_bytes_per_s (IP bytes at MTU 1500), W = window_bytes of one stream.
+    R = link_rate_bytes_per_s (IP bytes), W = window_bytes of one stream. Loss by Reno's law, the lowest; those of CUBIC and
+    BBR stand in `transport_loss`.
     """
     limits = (
-        Limit(link_rate_bytes_per_s * payload_fraction(), "link"),
+        Limit(link_rate_bytes_per_s * payload_fraction(mtu_bytes), "link"),
         Limit(streams * window_rate_bytes_per_s(window_bytes, rtt_s), "window"),
-        Limit(streams * mathis_rate_bytes_per_s(loss, rtt_s), "loss"),
+        Limit(streams * mathis_rate_bytes_per_s(loss, rtt_s, mtu_bytes - TCP_IP_HEADER_BYTES), "loss"),
     )
     return min(limits, key=lambda limit: limit.rate_bytes_per_s)
 
