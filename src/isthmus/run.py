@@ -34,7 +34,7 @@ class RegionRequest:
         nodes: Nodes of the region.
         ranks_per_node: Ranks this node starts.
         rendezvous: host:port where the region's nodes meet; node 0 serves it.
-        node_rank: This node's number.
+        node_rank: This node's number in members.json.
         restarts: How often torchrun starts the region's ranks again after a failure.
         coordinator, keys, metrics: See `runtime.environment.RankEnvironment`; None leaves the variable as it is.
         script: The training script and its arguments.
@@ -135,10 +135,11 @@ def region_command(request: RegionRequest) -> tuple[list[str], dict[str, str]]:
     except ValueError as error:
         raise InputError("--rendezvous", str(error)) from None
     _check_script(request.script)
+    hosts = _node_hosts(request, [split_address(rail)[0] for rail in members.regions[number].rails])
     command = [
         sys.executable, "-m", "torch.distributed.run",
         "--nnodes", str(request.nodes),
-        "--node-rank", str(request.node_rank),
+        "--local-addr", hosts[request.node_rank],
         "--nproc-per-node", str(request.ranks_per_node),
         "--rdzv-backend", "c10d",
         "--rdzv-endpoint", request.rendezvous,
@@ -160,6 +161,24 @@ def region_command(request: RegionRequest) -> tuple[list[str], dict[str, str]]:
         if value:
             variables[name] = value
     return command, variables
+
+
+def _node_hosts(request: RegionRequest, hosts: list[str]) -> list[str]:
+    """Where each node of the region is reached, in the order in which torchrun numbers them.
+
+    Its c10d rendezvous knows no given numbers: it sorts nodes by address, as text (torch's dynamic_rendezvous.py), and a rank
+    must get the number at which members.json names its own address.
+    """
+    if request.node_rank >= request.nodes:
+        raise InputError("--node-rank", f"is {request.node_rank}, but the region has {request.nodes} nodes", "they count from 0")
+    nodes = hosts[:: request.ranks_per_node]
+    if nodes != sorted(nodes):
+        raise InputError(
+            str(request.members),
+            f"region {request.region!r} lists its nodes as {', '.join(nodes)}; torchrun numbers them by address, as text",
+            f"list the rails of {', '.join(sorted(nodes))} in that order",
+        )
+    return nodes
 
 
 def run_here(request: HereRequest, watch: Callable[[Sequence[RegionState]], None] | None = None) -> dict[str, dict[int, int]]:

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,20 @@ def test_a_node_of_a_region_gets_its_torchrun_command_and_variables(plan: Path) 
         region_command(_region(plan, "east", nodes=2))
     with pytest.raises(InputError, match="'wset' is not a region"):
         region_command(_region(plan, "wset", nodes=2))
+
+
+def test_nodes_are_listed_as_torchrun_will_number_them(plan: Path) -> None:
+    """Its c10d rendezvous sorts nodes by address, as text: 10.0.0.10 comes before 10.0.0.2."""
+    members = plan.with_name("members.json")
+    rails = ["10.0.0.10:29600", "10.0.0.2:29600"]
+    members.write_text(json.dumps({"regions": [{"name": "west", "rails": rails}]}))
+    command, _ = region_command(replace(_region(plan, "west", nodes=2), node_rank=1))
+    assert command[command.index("--local-addr") + 1] == "10.0.0.2"
+    with pytest.raises(InputError, match="--node-rank: is 2, but the region has 2 nodes"):
+        region_command(replace(_region(plan, "west", nodes=2), node_rank=2))
+    members.write_text(json.dumps({"regions": [{"name": "west", "rails": rails[::-1]}]}))
+    with pytest.raises(InputError, match=re.escape("list the rails of 10.0.0.10, 10.0.0.2 in that order")):
+        region_command(_region(plan, "west", nodes=2))
 
 
 def _region(plan: Path, region: str, nodes: int) -> RegionRequest:
