@@ -38,7 +38,8 @@ windows = text[: len(text) // (LENGTH + 1) * (LENGTH + 1)].view(-1, LENGTH + 1)
 dataset = TensorDataset(windows[:, :-1], windows[:, 1:])
 
 with isthmus.join() as cluster:
-    model = cluster.parallelize(nn.Sequential(nn.Embedding(256, WIDTH), Mix(), Mix(), nn.Linear(WIDTH, 256)))
+    blocks = nn.Sequential(nn.Embedding(256, WIDTH), Mix(), Mix(), nn.Linear(WIDTH, 256))
+    model = cluster.parallelize(blocks.to(cluster.device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     with cluster.sync(model, optimizer):
         for batch in cluster.batches(dataset, batch_size=4, steps=STEPS):

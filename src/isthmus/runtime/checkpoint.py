@@ -165,8 +165,10 @@ def generators() -> dict[str, Any]:
     mersenne: Any = numpy.random.get_state(legacy=False)
     keys = torch.from_numpy(mersenne["state"]["key"].astype(numpy.int64))
     rest = [int(mersenne["state"]["pos"]), int(mersenne["has_gauss"]), float(mersenne["gauss"])]
+    device = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_initialized() else {}
     return {
         "torch": torch.get_rng_state(),
+        **device,
         "numpy": {"keys": keys, "rest": rest},
         "python": {"version": version, "internal": list(internal), "gauss": gauss},
     }
@@ -175,6 +177,8 @@ def generators() -> dict[str, Any]:
 def set_generators(state: Mapping[str, Any]) -> None:
     """Put back what `generators` gave."""
     torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
     keys, (position, has_gauss, cached) = state["numpy"]["keys"].numpy().astype(numpy.uint32), state["numpy"]["rest"]
     numpy.random.set_state(("MT19937", keys, position, has_gauss, cached))
     python = state["python"]

@@ -29,6 +29,7 @@ from isthmus.runtime.blocks import Mode, Pace, lay_out, parse_schedule
 from isthmus.runtime.checkpoint import CheckpointError
 from isthmus.runtime.codecs.coding import codec_of, warm
 from isthmus.runtime.courier import Courier
+from isthmus.runtime.device import choose, computing, require_runnable
 from isthmus.runtime.environment import RankEnvironment, read_environment
 from isthmus.runtime.every_step.clipping import accumulating, clip_grad_norm_
 from isthmus.runtime.every_step.shards import is_sharded, local_tensors
@@ -74,7 +75,8 @@ def join(plan: Plan | Path | str | None = None, *, timeout_s: float = 120.0) -> 
     """
     environment = read_environment()
     strategy, zero, survival = _strategy(environment, plan)
-    world, courier = World(), Courier()
+    device = choose(environment.local_rank)
+    world, courier = World(), Courier(inside=computing(device))
     terms = {
         "the plan's strategy": strategy.model_dump_json(),
         "the plan's layout.zero": str(zero),
@@ -90,7 +92,7 @@ def join(plan: Plan | Path | str | None = None, *, timeout_s: float = 120.0) -> 
             _federated(Federation(environment, world, courier), strategy, survival, metrics, terms, timeout_s) as federation,
             _exported(environment, metrics, federation),
         ):
-            yield Cluster(environment, strategy, federation, metrics, zero)
+            yield Cluster(environment, strategy, federation, metrics, zero, device)
             federation.submit(federation.leave).result()
     finally:
         courier.close(timeout_s=1.0)
@@ -225,6 +227,10 @@ def _refuse_running_statistics(model: nn.Module) -> None:
             )
 
 
+def _on(device: torch.device, batch: Sequence[Any]) -> list[Any]:
+    return [item.to(device, non_blocking=True) if isinstance(item, torch.Tensor) else item for item in batch]
+
+
 @dataclass(slots=True)
 class _Model:
     """What `parallelize` made of the user's model."""
@@ -242,11 +248,19 @@ class Cluster:
         rank: This rank's number among all ranks of all regions.
         ranks: How many they are.
         strategy: What the plan asks for.
+        device: Where this rank is to compute: its node's GPU of its number among the node's ranks, or the CPU.
     """
 
     def __init__(
-        self, environment: RankEnvironment, strategy: Strategy, federation: Federation, metrics: Metrics, zero: int = 0
+        self,
+        environment: RankEnvironment,
+        strategy: Strategy,
+        federation: Federation,
+        metrics: Metrics,
+        zero: int = 0,
+        device: torch.device | None = None,
     ) -> None:
+        self.device = device or torch.device("cpu")
         self.environment, self.strategy, self._zero = environment, strategy, zero
         self.region, self.rank, self.ranks = (
             environment.region,
@@ -270,20 +284,21 @@ class Cluster:
             cut: First block of each stage but the first of a pipeline; None balances them.
 
         Raises:
-            InputError: A pipeline cannot be made of the model (the error says why); a parameter is not float32 on the CPU; a
-                normalisation keeps running statistics, which regions would each keep their own of (other buffers must not
-                change in training); or a model was parallelized before.
+            InputError: A pipeline cannot be made of the model (the error says why); a parameter is not float32, or parameters
+                are on several devices or on one that is neither the CPU nor a CUDA GPU; a normalisation keeps running
+                statistics, which regions would each keep their own of (other buffers must not change in training); or a model
+                was parallelized before.
             ReplicaMismatchError: After the hand-over a member holds other bits.
         """
         if self._model is not None:
             raise InputError("cluster.parallelize", "was called before", "one model a cluster")
-        for name, parameter in model.named_parameters():
-            if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
-                raise InputError(
-                    "model",
-                    f"parameter {name!r} is {parameter.dtype} on {parameter.device.type}",
-                    "this runtime trains float32 on the CPU",
-                )
+        held_on = require_runnable(model.named_parameters(), "model")
+        if held_on.type != "cpu" and self.environment.regions > 1 and self.strategy.kind in ("flat", "pipeline"):
+            raise InputError(
+                "model",
+                f"is on {held_on}, and {self.strategy.kind!r} over regions runs on the CPU only",
+                "plan hierarchical or local-steps, or keep the model on the CPU",
+            )
         if self.environment.regions > 1:
             _refuse_running_statistics(model)
         self._make_equal(model)
@@ -414,7 +429,7 @@ class Cluster:
                 "cluster.step",
                 f"was given a batch of type {type(batch).__name__}, expected (inputs, targets)",
             )
-        inputs, targets = batch
+        inputs, targets = _on(next(model.parameters()).device, batch)
         if isinstance(model, PipelinedModel):
             with self._named_failures():
                 mean_loss = model.step(inputs, targets, loss_fn)
@@ -526,7 +541,8 @@ class Cluster:
         tensors = [*model.parameters(), *model.buffers()]
         if not tensors:
             raise InputError("model", "has no parameters")
-        together = torch.frombuffer(bytearray(b"".join(bytes_of(tensor.contiguous()) for tensor in tensors)), dtype=torch.uint8)
+        held = [tensor.detach().cpu().contiguous() for tensor in tensors]
+        together = torch.frombuffer(bytearray(b"".join(map(bytes_of, held))), dtype=torch.uint8)
         federation = self._federation
 
         def job() -> None:

@@ -4,6 +4,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 __all__ = ["Courier", "VoidError"]
@@ -20,7 +21,9 @@ class Courier:
     step with its peers, and a second error would hide the first. A `VoidError` is no failure.
     """
 
-    def __init__(self, name: str = "isthmus-courier") -> None:
+    def __init__(self, name: str = "isthmus-courier", inside: AbstractContextManager[None] | None = None) -> None:
+        """`inside` is entered on the thread, around all jobs."""
+        self._inside = inside or nullcontext()
         self._closed = False
         self._submitting = threading.Lock()
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
@@ -55,6 +58,10 @@ class Courier:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        with self._inside:
+            self._work()
+
+    def _work(self) -> None:
         while (entry := self._jobs.get()) is not None:
             job, future = entry
             if self.failure is not None:

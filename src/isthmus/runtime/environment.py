@@ -95,6 +95,7 @@ class RankEnvironment:
     Attributes:
         rank: Within the region world.
         world_size: Ranks of the region world.
+        local_rank: Among the ranks of its node, which is also the number of its GPU.
         master: host:port of the region world's store; None for a rank that runs alone.
         agent_store: torchrun's agent already serves that store; else rank 0 does.
         region: Name of this rank's region.
@@ -121,6 +122,7 @@ class RankEnvironment:
     plan_path: Path | None
     metrics_dir: Path | None
     blocks: str | None
+    local_rank: int = 0
     agent_store: bool = False
     coordinator: str | None = None
     keys: Path | None = None
@@ -190,6 +192,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> RankEnvironmen
         plan_path=_path(variables, "ISTHMUS_PLAN"),
         metrics_dir=_path(variables, "ISTHMUS_METRICS"),
         blocks=variables.get("ISTHMUS_BLOCKS") or None,
+        local_rank=_integer(variables, "LOCAL_RANK", 0, 1023) if variables.get("LOCAL_RANK") else 0,
         agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         coordinator=variables.get("ISTHMUS_COORDINATOR") or None,
         keys=_path(variables, "ISTHMUS_KEYS"),

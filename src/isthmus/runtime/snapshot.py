@@ -29,12 +29,14 @@ class Snapshot:
         tensors: Parameters and buffers.
         states: Of the optimizer and others, in order.
         generator: Torch's CPU generator.
+        device_generator: The GPU's, where one is in use.
         python_random, numpy_random: States of `random` and of `numpy.random`, which data loading may draw from.
     """
 
     tensors: list[torch.Tensor]
     states: list[dict[str, Any]]
     generator: torch.Tensor
+    device_generator: torch.Tensor | None
     python_random: tuple[Any, ...]
     numpy_random: dict[str, Any]
 
@@ -45,6 +47,7 @@ def take(model: nn.Module, stateful: Iterable[Stateful]) -> Snapshot:
         tensors=[tensor.detach().clone() for tensor in _tensors(model)],
         states=[copy.deepcopy(item.state_dict()) for item in stateful],
         generator=torch.get_rng_state(),
+        device_generator=torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
         python_random=random.getstate(),
         numpy_random=numpy.random.get_state(legacy=False),  # pyright: ignore[reportArgumentType]
     )
@@ -58,6 +61,8 @@ def restore(snapshot: Snapshot, model: nn.Module, stateful: Iterable[Stateful]) 
     for item, state in zip(stateful, snapshot.states, strict=True):
         item.load_state_dict(copy.deepcopy(state))
     torch.set_rng_state(snapshot.generator)
+    if snapshot.device_generator is not None:
+        torch.cuda.set_rng_state(snapshot.device_generator)
     random.setstate(snapshot.python_random)
     numpy.random.set_state(snapshot.numpy_random)
 

@@ -1,4 +1,4 @@
-"""Process groups: one gloo world per region, and for the flat strategy one group over all ranks of all regions.
+"""Process groups: one world per region (gloo, and NCCL where there are GPUs); for the flat strategy one over all regions.
 
 A region world never spans regions, so a dead region cannot break another's groups. The communication thread has groups
 of its own: two threads must not interleave their calls on one group.
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from isthmus.errors import InputError
+from isthmus.runtime.device import backends
 from isthmus.runtime.environment import RankEnvironment, split_address
 from isthmus.runtime.wan.streams import open_listener
 
@@ -74,7 +75,7 @@ def open_world(environment: RankEnvironment, *, flat: bool, timeout_s: float) ->
         rank, size = environment.rank, environment.world_size
         serves = rank == 0 and not environment.agent_store
         store = open_store(environment.master, size, serves=serves, timeout=timeout)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+        dist.init_process_group(backends(), store=store, rank=rank, world_size=size, timeout=timeout)
         world.owns_default = True
     elif (dist.get_rank(), dist.get_world_size()) != (environment.rank, environment.world_size):
         raise InputError(
@@ -86,7 +87,7 @@ def open_world(environment: RankEnvironment, *, flat: bool, timeout_s: float) ->
     world.region_group = dist.group.WORLD
     # Longer: a rank waits here for a neighbour whose rail waits for a slower region, and a neighbour that died is found by
     # its reset connections at once.
-    group = dist.new_group(backend="gloo", timeout=COMM_PATIENCE * timeout)
+    group = dist.new_group(backend=backends(), timeout=COMM_PATIENCE * timeout)
     assert isinstance(group, dist.ProcessGroup), group  # an int only for ranks outside the group
     world.comm_group = group
     if flat and environment.regions > 1:

@@ -40,7 +40,9 @@ def open_reducer(options: dict[str, Any]) -> tuple[RankEnvironment, Rail, Hierar
     where = members, environment.region_index, environment.rank
     rail = Rail.open(*where, 3, options.get("silence_s", 60.0), options_of_rail)
     group = world.comm_group if environment.world_size > 1 else None
-    return environment, rail, HierarchicalReducer(group, rail, strategy.codec, ReducerOptions(segment_bytes=1 << 16))
+    staged = environment.region_index in options.get("staged", [])
+    how = ReducerOptions(segment_bytes=1 << 16, staged=staged)
+    return environment, rail, HierarchicalReducer(group, rail, strategy.codec, how)
 
 
 def all_reduce(options: dict[str, Any], *_: Any) -> None:
@@ -115,7 +117,7 @@ class Again:
 
     def reducer(self, generation: int) -> HierarchicalReducer:
         group = self.world.comm_group if self.environment.world_size > 1 else None
-        options = ReducerOptions(segment_bytes=1 << 14, retry=True)
+        options = ReducerOptions(segment_bytes=1 << 14, retry=True, staged=self.region in self.options.get("staged", []))
         return HierarchicalReducer(group, self.rails(generation), self.strategy.codec, options)
 
     def given(self, number: int) -> list[torch.Tensor]:

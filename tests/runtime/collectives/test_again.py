@@ -33,6 +33,12 @@ def test_a_repeated_all_reduce_leaves_the_bits_and_the_debts_of_one_that_never_f
     assert max(line["error"] for line in lines) < {"none": 1e-6, "int8": 0.2, "int4": 2.6}[codec]
 
 
+def test_staged_tensors_can_be_sent_again_too(nursery: Any) -> None:
+    lines = run(nursery, [2, 1], "int4", staged=[0])
+    assert len({tuple(line["unbroken"]) for line in lines}) == 1
+    assert all(line["broken"] == line["unbroken"] and line["same"] for line in lines)
+
+
 @pytest.mark.parametrize(("counts", "survivors"), [([2, 1, 1], ["r0", "r2"]), ([2, 2], ["r0"])])
 def test_survivors_of_a_lost_region_get_the_mean_over_their_own_ranks(
     counts: list[int], survivors: list[str], nursery: Any

@@ -30,6 +30,16 @@ def test_all_ranks_of_all_regions_end_with_the_same_bits_near_the_mean(
     assert max(line["inside"] for line in lines) < 1e-6
 
 
+@pytest.mark.parametrize(("ranks", "codec", "size"), [(2, "int4", 100_003), (1, "none", 50_000)])
+def test_a_region_whose_tensors_are_staged_as_a_gpus_ends_with_the_bits_of_the_others(
+    ranks: int, codec: CodecName, size: int, nursery: Any
+) -> None:
+    plain = run(nursery, 2, ranks, codec, scenario="all_reduce", size=size).succeeded().said()
+    staged = run(nursery, 2, ranks, codec, scenario="all_reduce", size=size, staged=[0]).succeeded().said()
+    assert [line["hashes"] for line in staged] == [line["hashes"] for line in plain]
+    assert all(line["undone"] and line["inside"] < 1e-6 for line in staged)
+
+
 def test_a_peer_killed_in_the_middle_is_named_at_once(nursery: Any) -> None:
     outcome = run(nursery, 2, 1, scenario="lose", signal="SIGKILL")
     assert outcome.codes == [0, -9], outcome.logs

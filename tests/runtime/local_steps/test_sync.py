@@ -410,5 +410,5 @@ def test_more_fragments_than_parameters_are_refused(world: Any) -> None:
 
 
 def test_half_precision_parameters_are_refused(world: Any) -> None:
-    with pytest.raises(InputError, match=r"has a parameter of torch.bfloat16 on cpu"):
+    with pytest.raises(InputError, match=r"parameter '0' is torch.bfloat16 on cpu"):
         LocalSync([torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))], Silent(), world.strategy())

@@ -26,6 +26,7 @@ from isthmus.runtime.codecs.lowrank import LowRank, Matrix
 from isthmus.runtime.collectives.exchange import Buffers, Exchange, ExchangeOptions
 from isthmus.runtime.collectives.low_rank import LowRankExchange
 from isthmus.runtime.collectives.segments import Place, Segment, Shard
+from isthmus.runtime.device import finish
 from isthmus.runtime.wan.frames import TAG_LIMIT, RailError, message_tag
 from isthmus.runtime.wan.rail import Rail
 
@@ -65,6 +66,7 @@ class ReducerOptions:
         retry: Keep what `again` needs until `commit`; a RailError is then raised by `finish`, after the region's own part.
         replicated: The group's ranks hold equal tensors already: each brings its shards to the other regions, none is summed.
         low_rank: Of PowerSGD, which then does what a codec does elsewhere; `codec` is its name only.
+        staged: Take the way of a GPU's tensors on the CPU too: summed where they are, copied to the host to cross.
     """
 
     error_feedback: bool = True
@@ -75,6 +77,7 @@ class ReducerOptions:
     retry: bool = False
     replicated: bool = False
     low_rank: int | None = None
+    staged: bool = False
 
 
 class HierarchicalReducer:
@@ -82,6 +85,7 @@ class HierarchicalReducer:
 
     Attributes:
         between_regions: False leaves the WAN out: the result is then the mean (or sum) inside the region only.
+        total: Rails of all members together, whoever takes part.
         rails: The way to the other regions; may be replaced while nothing is under way, or before `again`.
     """
 
@@ -92,7 +96,8 @@ class HierarchicalReducer:
         codec: Codec | CodecName = "none",
         options: ReducerOptions | None = None,
     ) -> None:
-        """`region_group` is a gloo group for this reducer alone (None: one rank a region); `rails` None: one region.
+        """`region_group` is a group for this reducer alone (None: one rank a region), gloo for tensors on the CPU and NCCL for
+        those on GPUs; `rails` None: one region.
 
         A bare rail is this rank's only one, of regions with equal numbers of ranks.
         """
@@ -104,7 +109,7 @@ class HierarchicalReducer:
         if rails is not None and not isinstance(rails, Rails):
             rails = Rails({self._rank: rails}, self._ranks, (self._ranks,) * rails.regions)
         self.rails = rails
-        self._total = self._ranks if rails is None else rails.total
+        self.total = self._ranks if rails is None else rails.total
         self._feedback = ErrorFeedback() if self._options.error_feedback and self._codec.name != "none" else None
         self._draft = Draft(self._feedback) if self._feedback and self._options.retry else None
         self._low_rank = LowRank(self._options.low_rank) if self._options.low_rank else None
@@ -122,7 +127,7 @@ class HierarchicalReducer:
         """Replace `tensor` by its mean (or sum) over all ranks of all regions.
 
         Args:
-            tensor: float32, contiguous, CPU, of one size everywhere.
+            tensor: float32, contiguous, of one size everywhere; on the CPU or a GPU, whose calling thread's stream it takes.
             tag: Which tensor, < 2^20; may be used again and again, in the same order on all ranks.
             first_element: Number of its first element among all parameters: error feedback belongs to that range. None: the
                 residual belongs to `tag`.
@@ -130,7 +135,7 @@ class HierarchicalReducer:
 
         Raises:
             RailError: Another region was lost; `tensor` is then undefined.
-            RuntimeError: From gloo, when a rank of this region was lost.
+            RuntimeError: From the region's group, when a rank of this region was lost.
         """
         under_way = self.begin(tensor, tag, first_element, weights)
         self.finish(under_way)
@@ -149,9 +154,9 @@ class HierarchicalReducer:
         Several may be under way, so that the WAN is not idle between one tensor's last bytes and the next one's first. All
         ranks must begin and finish in the same order. `matrices` in the tensor, for PowerSGD, are numbered from its beginning.
         """
-        if tensor.dtype != torch.float32 or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        if tensor.dtype != torch.float32 or not tensor.is_contiguous() or tensor.device.type not in ("cpu", "cuda"):
             raise TypeError(
-                "the hierarchical all-reduce takes contiguous float32 on the CPU, "
+                "the hierarchical all-reduce takes contiguous float32 on the CPU or a CUDA GPU, "
                 f"not {tensor.dtype} on {tensor.device}"
             )
         if not 0 <= tag < TAG_LIMIT:
@@ -201,7 +206,7 @@ class HierarchicalReducer:
     def renew(self, rails: Rails | None) -> None:
         """A new attempt of all that is under way, over `rails`: what the last one made of the residuals is dropped."""
         assert self._options.retry, "this reducer keeps nothing to try again with"
-        assert rails is None or rails.total == self._total, (rails, self._total)
+        assert rails is None or rails.total == self.total, (rails, self.total)
         self.rails = rails
         self._draft = Draft(self._feedback) if self._feedback else None
         if self._low_rank is not None:
@@ -315,9 +320,10 @@ class HierarchicalReducer:
     def _segments(self, flat: torch.Tensor) -> list[Segment]:
         size = flat.nbytes if self._low_rank is not None else self._options.segment_bytes  # rows are not to be cut more often
         count = max(1, -(-flat.nbytes // size) if size else max(min(16, flat.nbytes >> 20), -(-flat.nbytes >> 22)))
-        step = max(1, -(-flat.numel() // (count * self._total))) * self._total
-        place = Place(self._rank, self._ranks, self._total)
-        return [Segment(flat[start : start + step], start, place) for start in range(0, flat.numel(), step)]
+        step = max(1, -(-flat.numel() // (count * self.total))) * self.total
+        place = Place(self._rank, self._ranks, self.total)
+        staged = self._options.staged or flat.device.type != "cpu"
+        return [Segment(flat[start : start + step], start, place, staged=staged) for start in range(0, flat.numel(), step)]
 
     def _reduce_scatter(self, segment: Segment) -> None:
         segment.load()
@@ -325,7 +331,12 @@ class HierarchicalReducer:
         if self._options.retry:
             segment.retained = self._buffers.take(own.nbytes)
             own = segment.retained.view(torch.float32)
-        if self._ranks == 1 or self._options.replicated:
+        if segment.staged:
+            if self._ranks > 1 and not self._options.replicated:
+                dist.reduce_scatter_single(segment.part, segment.padded, group=self._group)
+            own.copy_(segment.part, non_blocking=True)
+            finish(segment.part.device)  # the rails read host memory at once
+        elif self._ranks == 1 or self._options.replicated:
             if self._options.retry:
                 own.copy_(segment.own)
         else:
@@ -341,6 +352,12 @@ class HierarchicalReducer:
 
     def _gather(self, segment: Segment) -> None:
         """Straight between the segments' memory: gloo's own all-gather goes through fresh memory, at twice the processor time."""
+        if segment.staged:
+            segment.part.copy_(segment.own, non_blocking=True)
+            if self._ranks > 1:
+                dist.all_gather_single(segment.padded, segment.part, group=self._group)
+            segment.store()
+            return
         parts, others = segment.padded.view(self._ranks, -1), [rank for rank in range(self._ranks) if rank != self._rank]
         works = [dist.isend(segment.own, group=self._group, group_dst=rank) for rank in others]
         works += [dist.irecv(parts[rank], group=self._group, group_src=rank) for rank in others]

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from isthmus.runtime.device import host_memory
+
 __all__ = ["Place", "Segment", "Shard"]
 
 
@@ -44,22 +46,31 @@ class Segment:
     """A piece of a tensor, and the same with a place for every shard: those of rank 0, then those of rank 1, and so on.
 
     Where the shards come out even and in order, the places are the piece's own memory.
+
+    Attributes:
+        padded: The places, on the tensor's device.
+        part: This rank's own part of them.
+        own: The same on the host, which is what crosses between regions: `part` itself, or where `staged` a copy.
+        shards: What this rank carries of the segment; views of `own`.
+        retained: This rank's sums, where they must outlive the exchange.
     """
 
-    def __init__(self, view: torch.Tensor, start: int, place: Place) -> None:
+    def __init__(self, view: torch.Tensor, start: int, place: Place, *, staged: bool = False) -> None:
         share, places = -(-view.numel() // place.total), -(-place.total // place.ranks)
         order = [rank + place.ranks * number for rank in range(place.ranks) for number in range(places)]
         straight = order == list(range(place.total)) and share * place.total == view.numel()
         self._view = view
-        self.padded = view if straight else torch.zeros(share * len(order))
+        self.padded = view if straight else torch.zeros(share * len(order), device=view.device)
         self.retained: torch.Tensor | None = None
         mine = place.rank * places * share
-        self.own = self.padded[mine : mine + places * share]
+        self.part = self.padded[mine : mine + places * share]
+        self.staged = staged
+        self.own = host_memory(places * share, view.device) if staged else self.part
         # (where a shard is in `padded`, where in `view`, its elements), by place; empty ones have none.
         bounds = [(min(rail * share, view.numel()), min((rail + 1) * share, view.numel())) for rail in order]
         self._places = [(number * share, low, high - low) for number, (low, high) in enumerate(bounds)]
         self.shards = [
-            Shard(order[number], start + low, at - mine, self.padded[at : at + elements], self.padded[at : at + elements])
+            Shard(order[number], start + low, at - mine, *[self.own[at - mine : at - mine + elements]] * 2)
             for number, (at, low, elements) in enumerate(self._places)
             if order[number] < place.total and number // places == place.rank
         ]

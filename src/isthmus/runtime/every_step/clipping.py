@@ -32,6 +32,7 @@ def square_sum(tensors: Iterable[torch.Tensor]) -> float:
     lanes = torch.zeros(_LANES, dtype=torch.float64)
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)
+        lanes = lanes.to(flat.device)  # all of a model's are on one
         for start in range(0, flat.numel(), _LANES):
             part = flat[start : start + _LANES].double()
             lanes[: part.numel()].addcmul_(part, part)

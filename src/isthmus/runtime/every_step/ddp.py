@@ -78,7 +78,8 @@ def ddp_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch
 def _through_courier(state: HookState, bucket: GradBucket) -> Future:
     flat, index = bucket.buffer(), bucket.index()
     contents = tuple(state.numbers[parameter.data_ptr()] for parameter in bucket.parameters())
-    future: Future = torch.futures.Future()
+    # Told of the device, a future remembers what the communication thread's stream had still to do.
+    future: Future = torch.futures.Future(devices=[flat.device] if flat.device.type != "cpu" else None)
 
     def done() -> None:
         if not future.done():  # DDP waits for it without a limit

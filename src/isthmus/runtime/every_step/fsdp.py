@@ -9,8 +9,8 @@ Each rank sends its own shard on its own rail, hence the same number of ranks in
 (replicas of shards, HSDP) the replicas, which hold equal shards after FSDP2's own all-reduce, share them out between their
 rails and gather them again.
 
-What this leaves out: gradients elsewhere than on the CPU; `set_gradient_divide_factor` and `set_force_sum_reduction_for_comms`
-with a factor that FSDP2 divides by after the hook.
+What this leaves out: FSDP2's CPU offloading, which would copy gradients before they are exchanged;
+`set_gradient_divide_factor` and `set_force_sum_reduction_for_comms` with a factor that FSDP2 divides by after the hook.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,6 +27,7 @@ from isthmus.errors import InputError
 from isthmus.plan import Strategy
 from isthmus.runtime.codecs.coding import codec_of
 from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, Rails, ReducerOptions
+from isthmus.runtime.device import backends, require_runnable
 from isthmus.runtime.every_step.step import Part, RoundRunner, StepExchange
 from isthmus.runtime.federation.agreement import Federation
 from isthmus.runtime.wan.rail import Rail
@@ -43,11 +44,11 @@ def shard_model(model: nn.Module, group: dist.ProcessGroup, zero: int) -> nn.Mod
     and reduced by itself, unless it shares a parameter with something outside; the rest goes with the root.
 
     Args:
-        model: Its parameters on the CPU, equal on all ranks.
+        model: Its parameters on one device, equal on all ranks.
         group: The region's ranks.
         zero: 2: parameters stay whole between forward and backward; 3: they are gathered anew for the backward pass.
     """
-    mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("shard",))
+    mesh = DeviceMesh.from_group(group, next(model.parameters()).device.type, mesh_dim_names=("shard",))
     reshard = None if zero == 3 else False  # None: all but the root, whose backward pass begins at once
     for unit in _units(model):
         fully_shard(unit, mesh=mesh, reshard_after_forward=reshard)
@@ -131,13 +132,8 @@ def _check(model: nn.Module, federation: Federation, mesh: DeviceMesh) -> None:
             f"the mesh {mesh.mesh.tolist()} is not the region's {environment.world_size} ranks in order, in one or two axes",
             "e.g. init_device_mesh('cpu', (ranks,)), or ('cpu', (replicas, shards), mesh_dim_names=('replica', 'shard'))",
         )
-    for name, parameter in model.named_parameters():
-        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
-            raise InputError(
-                "attach_fsdp",
-                f"parameter {name!r} is {parameter.dtype} on {parameter.device.type}",
-                "float32 on the CPU; to compute in bf16: MixedPrecisionPolicy(torch.bfloat16, torch.float32)",
-            )
+    hint = "float32 on the CPU or a CUDA GPU; to compute in bf16: MixedPrecisionPolicy(torch.bfloat16, torch.float32)"
+    require_runnable(model.named_parameters(), "attach_fsdp", hint)
 
 
 def _reducer(exchange: StepExchange, mesh: DeviceMesh) -> HierarchicalReducer:
@@ -146,7 +142,7 @@ def _reducer(exchange: StepExchange, mesh: DeviceMesh) -> HierarchicalReducer:
     if mesh.ndim == 2:
         replicas = mesh.mesh.shape[0]
         place = rank // mesh.mesh.shape[1]
-        groups = [dist.new_group(ranks, backend="gloo") for ranks in mesh.mesh.T.tolist()]  # made by all ranks, in one order
+        groups = [dist.new_group(ranks, backend=backends()) for ranks in mesh.mesh.T.tolist()]  # made by all ranks, in one order
         group = groups[rank % mesh.mesh.shape[1]]
         assert isinstance(group, dist.ProcessGroup), group
 
@@ -180,6 +176,7 @@ class _Pass:
     def __init__(self, exchange: StepExchange) -> None:
         self.exchange = exchange
         self.earlier: list[tuple[nn.Parameter, DTensor]] = []
+        self.reduced: list[tuple[FSDPModule, int]] = []
         self._task = -1
         self.firsts: dict[int, tuple[int, int]] = {}
 
@@ -189,6 +186,7 @@ class _Pass:
         if task != self._task:
             self._task = task
             self.earlier.clear()
+            self.reduced.clear()
             # As FSDP2 itself and DDP's reducer do; torch has no public way to the end of a pass.
             torch.autograd.Variable._execution_engine.queue_callback(self._end)  # pyright: ignore[reportPrivateUsage]
 
@@ -208,6 +206,9 @@ class _Pass:
     def _end(self) -> None:
         self._task = -1
         self.exchange.conclude().result()
+        for unit, storage in self.reduced:
+            _require_in_place(unit, storage)
+        self.reduced.clear()
         earlier, self.earlier = self.earlier, []
         with torch.no_grad():
             for parameter, gradient in earlier:
@@ -224,16 +225,17 @@ class _Hook:
         self._pass, self._number, self._unit = pass_, number, unit
 
     def __call__(self, reduced: torch.Tensor) -> None:
-        if reduced.dtype != torch.float32 or reduced.device.type != "cpu":
+        if reduced.dtype != torch.float32:
             raise InputError(
                 "model",
-                f"FSDP2 reduces gradients as {reduced.dtype} on {reduced.device.type}, regions exchange float32 on the CPU",
+                f"FSDP2 reduces gradients as {reduced.dtype}, regions exchange float32",
                 "MixedPrecisionPolicy(..., reduce_dtype=torch.float32)",
             )
         self._pass.enter()
         self._set_aside()
         number, elements = self._number, reduced.numel()
         first = self._pass.first_element(number, elements)
+        self._pass.reduced.append((self._unit, reduced.untyped_storage().data_ptr()))
         self._pass.exchange.hand_over(Part(number, reduced, (elements,), lambda: None, lambda: first))
 
     def _set_aside(self) -> None:
@@ -243,6 +245,21 @@ class _Hook:
             if isinstance(parameter.grad, DTensor):
                 self._pass.earlier.append((parameter, parameter.grad))
                 parameter.grad = None
+
+
+def _require_in_place(unit: FSDPModule, storage: int) -> None:
+    """The gradients must lie in the memory that was exchanged: a copy that FSDP2 made of it before would be this region's own."""
+    own: Any = unit
+    for parameter in _own_parameters(own):
+        gradient = parameter.grad
+        if not isinstance(gradient, DTensor) or not gradient.to_local().numel():
+            continue
+        if gradient.to_local().untyped_storage().data_ptr() != storage:
+            raise InputError(
+                "model",
+                "FSDP2 copies gradients elsewhere before the other regions' have come",
+                "keep parameters and gradients in float32 on one device: no CPUOffloadPolicy",
+            )
 
 
 def _own_parameters(unit: nn.Module) -> Iterator[nn.Parameter]:

@@ -100,7 +100,7 @@ class EveryStepKeeper:
         with torch.no_grad():
             flat = {"parameters": _joined(local_tensors(self._model.parameters()))}
             buffers = [buffer.detach().contiguous().view(-1).view(torch.uint8) for buffer in self._model.buffers()]
-            flat["buffers"] = torch.cat(buffers) if buffers else torch.empty(0, dtype=torch.uint8)
+            flat["buffers"] = torch.cat(buffers).cpu() if buffers else torch.empty(0, dtype=torch.uint8)
             states = [self._optimizer.state.get(parameter, {}) for parameter in self._parameters()]
             kept: dict[str, list[Any]] = {}
             for key in sorted({key for state in states for key in state}):
@@ -187,7 +187,7 @@ def _described(key: str, value: Any, parameter: nn.Parameter) -> Any:
 
 
 def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+    return torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
 
 
 def _dealt(flat: torch.Tensor, into: list[torch.Tensor]) -> None:

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 import xxhash
 
 from isthmus.plan import Strategy
 from isthmus.runtime.codecs.lowrank import Matrix
 from isthmus.runtime.collectives.exchange import gather_on_all
 from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, Rails, UnderWay
+from isthmus.runtime.device import Mark, finish, mark, wait_for
 from isthmus.runtime.federation.agreement import CONTROL_TAGS, Federation
 from isthmus.runtime.federation.generation import Generation
 from isthmus.runtime.federation.states import Attempt, AttemptWork, Committed, Rejoined
@@ -51,11 +53,12 @@ class Part:
 
     Attributes:
         number: Among the parts of a step, the same in every step and region.
-        flat: float32, shape (n,), CPU, contiguous; replaced by the mean over all ranks that take part.
+        flat: float32, shape (n,), contiguous, on the CPU or a GPU; replaced by the mean over all ranks that take part.
         contents: What it is made of, equal in all regions (they decide by themselves what a part holds).
         done: Called when `flat` is final, or never will be.
         prepare: On the communication thread, before a part crosses: the number of its first element for error feedback.
         matrices: Of the parameters in it, for PowerSGD; numbered from its beginning.
+        ready: The point on a GPU's stream from which `flat` holds what is to be exchanged.
     """
 
     number: int
@@ -66,6 +69,7 @@ class Part:
     matrices: tuple[Matrix, ...] = ()
     under_way: UnderWay | None = None
     begun_s: float = 0.0
+    ready: Mark = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,7 @@ class StepExchange:
     def hand_over(self, part: Part) -> "Future[None]":
         """From the training thread: begin `part` as soon as those before it have begun."""
         self._filling.append(part.flat.nbytes)
+        part.ready = mark(part.flat)
         return self._submit(lambda: self._begin(part), part.done)
 
     def conclude(self) -> "Future[None]":
@@ -199,6 +204,7 @@ class StepExchange:
             if self.rounds is None and self._agreed.get(part.number) != part.contents:
                 self._agree(part)
             first = part.prepare()
+        wait_for(part.ready)
         part.under_way = self.reducer.begin(part.flat, part.number, first, matrices=part.matrices)
 
     def _enter(self, generation: Generation, rails: Mapping[int, Rail]) -> None:
@@ -259,15 +265,38 @@ class StepExchange:
         assert self.reducer is not None
         assert part.under_way is not None
         self.reducer.finish(part.under_way)
+        finish(part.flat.device)
         self._passages.append(Passage(part.number, part.begun_s, time.perf_counter()))
 
     def _region_digest(self) -> int:
-        """Of the whole result; of all ranks' parts where they hold different ones."""
-        digest = fingerprint(part.flat for part in self._parts)
+        """Of the whole result; of all ranks' parts where they hold different ones.
+
+        A GPU's result is not copied back for this: each rank takes what it brought over the rails, and they put it together.
+        """
         group, size = self.federation.world.comm_group, self.federation.environment.world_size
+        on_device = any(part.flat.device.type != "cpu" for part in self._parts)
+        if on_device and not self.sharded:
+            return self._rails_digest(group, size)
+        digest = fingerprint(part.flat for part in self._parts)
         if not self.sharded or group is None or size == 1:
             return digest
         return xxhash.xxh3_64_intdigest(repr(gather_numbers(group, digest, size)).encode())
+
+    def _rails_digest(self, group: dist.ProcessGroup | None, size: int) -> int:
+        """Of all rails' shards in rail order, which does not depend on how many ranks a region has."""
+        held: dict[int, list[torch.Tensor]] = {}
+        for part in self._parts:
+            assert part.under_way is not None
+            for segment in part.under_way.segments:
+                for shard in segment.shards:
+                    held.setdefault(shard.rail, []).append(shard.out)
+        assert self.reducer is not None
+        rails, rank = self.reducer.total, self.federation.environment.rank
+        found: list[int] = []
+        for first in range(0, rails, size):  # rank r carries rails r, r + size, ...; every rank joins in every gather
+            mine = fingerprint(held.get(first + rank, []))
+            found += [mine] if group is None or size == 1 else gather_numbers(group, mine, size)
+        return xxhash.xxh3_64_intdigest(repr(found[:rails]).encode())
 
     def _compare_layouts(self, rails: Mapping[int, Rail]) -> RailError | None:
         """Regions fill parts by themselves; equal sizes in another order would go unnoticed.

@@ -23,7 +23,7 @@ def wrap(
     """`model` on this region's ranks, and the exchange of its gradients; under local steps inside the region only.
 
     Args:
-        model: float32 on the CPU, equal on all ranks of all regions.
+        model: float32, equal on all ranks of all regions.
         federation: All members; the region has a process group.
         strategy: Of the plan; `flat`, `hierarchical` or `local-steps`.
         zero: The plan's layout: 0 every rank holds the whole model; 2 and 3 in shards over the region's ranks, whole between
@@ -55,7 +55,7 @@ def settle(model: nn.Module, exchange: StepExchange, loss: Callable[[], torch.Te
     joins later has the buckets of the others from its first exchange on.
     """
     crossing, exchange.crossing = exchange.crossing, False
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng():  # the CPU's generator and every GPU's
         loss().backward()
     for parameter in model.parameters():
         parameter.grad = None

@@ -49,9 +49,9 @@ class Fragment:
         return flat[shard * self.shard_elements : (shard + 1) * self.shard_elements]
 
     def read(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """A copy of the fragment's parameters out of all `tensors`; shape (elements,), zeros behind."""
+        """A copy on the host of the fragment's parameters out of all `tensors`; shape (elements,), zeros behind."""
         with torch.no_grad():
-            flat = torch.cat([tensors[member].reshape(-1) for member in self.members])
+            flat = torch.cat([tensors[member].reshape(-1) for member in self.members]).cpu()
         return torch.nn.functional.pad(flat, (0, self.elements - flat.numel()))
 
     def write(self, tensors: Sequence[torch.Tensor], flat: torch.Tensor) -> None:

@@ -22,6 +22,7 @@ import torch
 
 from isthmus.errors import InputError
 from isthmus.plan import Strategy
+from isthmus.runtime.device import require_runnable
 from isthmus.runtime.federation.states import Rejoined, State
 from isthmus.runtime.local_steps.fragments import Fragment, cut
 from isthmus.runtime.local_steps.link import OuterLink
@@ -61,7 +62,8 @@ class LocalSync:
     optimizer's state stay each region's own.
 
     Args:
-        parameters: float32 on the CPU, the same list on every member, equal in all regions now.
+        parameters: float32, on the CPU or a GPU (the outer state is on the host), the same list on every member, equal in all
+            regions now.
         link: The way to the other members.
         strategy: All that concerns local steps is read.
         grace_s: None: all regions take equal numbers of steps, and the slowest sets the pace. Otherwise a region that is not
@@ -95,13 +97,7 @@ class LocalSync:
                 "a fragment's round ends before its next one begins; give at most inner_steps",
             )
         self.parameters, self.link, self.strategy = list(parameters), link, strategy
-        for parameter in self.parameters:
-            if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
-                raise InputError(
-                    "model",
-                    f"has a parameter of {parameter.dtype} on {parameter.device}",
-                    "local steps take float32 parameters on the CPU",
-                )
+        require_runnable(((str(number), parameter) for number, parameter in enumerate(self.parameters)), "model")
         sizes = [parameter.numel() for parameter in self.parameters]
         self.fragments = cut(sizes, strategy.fragments, link.shards)
         self._whole = cut(sizes, 1, link.shards)[0]
