@@ -8,7 +8,7 @@ SEED ?= 0
 RUNS ?= 0-19
 WORKLOAD ?= examples/workloads/llama-3-8b-256k.yaml
 
-.PHONY: try test test-tunnel check bench bench-codecs bench-peers quality prediction chaos chaos-sample fuzz clean help
+.PHONY: try test test-tunnel check bench bench-codecs bench-peers quality prediction chaos chaos-sample fuzz doctor-accuracy fuzz-doctor clean help
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -41,6 +41,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/link_fidelity.py --quick
 	$(BIN)/python benchmarks/all_reduce.py
+	$(BIN)/python benchmarks/doctor_bundle.py
 
 ## make bench-codecs  encode + decode of each codec on one core, as a share of a copy's speed (half a minute)
 bench-codecs: $(STAMP)
@@ -69,6 +70,14 @@ chaos-sample: $(STAMP)
 ## make fuzz     10^6 frames, good, damaged and invented, into the frame reader (some minutes); SEED=n draws others
 fuzz: $(STAMP)
 	$(BIN)/python benchmarks/fuzz_frames.py --seed $(SEED)
+
+## make doctor-accuracy  recall and precision of the doctor (CORPUS=folder with INDEX.md; ../shared/corpus when there)
+doctor-accuracy: $(STAMP)
+	$(BIN)/python benchmarks/doctor_accuracy.py $(CORPUS)
+
+## make fuzz-doctor  10^5 damaged, mixed and foreign texts into the doctor (about ten minutes); SEED=n draws others
+fuzz-doctor: $(STAMP)
+	$(BIN)/python benchmarks/fuzz_doctor.py --seed $(SEED)
 
 ## make clean    remove the environment and caches
 clean:

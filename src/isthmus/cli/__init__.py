@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "simulate": "Play a collective or a plan as flows on the fabric's real graph.",
     "try": "Train for real in the wind tunnel: this machine, emulated WAN.",
     "run": "Start a plan's ranks: one region under torchrun, or all of them here.",
+    "doctor": "Name the fault from what nvidia-smi, NCCL, ibstat, dmesg ... printed.",
     "trace": "Write a run's steps, exchanges and stalls as a trace for Perfetto.",
     "bench": "Measure codecs and copies: the inputs of the wind tunnel's predictions.",
     "schema": "Print the JSON Schema of a document.",
@@ -91,9 +92,15 @@ def _run_command(name: str, arguments: list[str]) -> None:
 
     module_name = _MODULES.get(name, name)
     module = import_module(f"isthmus.cli.{module_name}")
+    function, title = getattr(module, module_name), f"isthmus {name}"
+    nested: dict[str, str] = getattr(module, "SUBCOMMANDS", {})
+    if arguments and arguments[0] in nested:
+        place, attribute = nested[arguments[0]].split(":")
+        module = import_module(place)
+        function, title, arguments = getattr(module, attribute), f"{title} {arguments[0]}", arguments[1:]
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command(name=name, epilog=getattr(module, "EXAMPLES", None))(getattr(module, module_name))
-    app(args=arguments, prog_name=f"isthmus {name}")
+    app.command(name=name, epilog=getattr(module, "EXAMPLES", None))(function)
+    app(args=arguments, prog_name=title)
 
 
 def _fail(message: str, code: int) -> None:

@@ -1,0 +1,1 @@
+"""What a reader can say: frozen records, each with the line it was read from. No thresholds, no judgement."""
