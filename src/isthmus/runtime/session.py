@@ -54,6 +54,7 @@ class Session:
         self._waited_s = 0.0
         self._proved_bytes = 0
         self._local_keeper: LocalKeeper | None = None
+        self._batches_a_step = 1
         self._noted: tuple[Rejoined | None, int] = (None, 0)
         self.away = False
         self._spans: list[tuple[str, str, float, float]] = []
@@ -79,7 +80,7 @@ class Session:
     def _enter(self, rounds: WatchedRounds) -> None:
         """Find this region's place among the others; where they hold a state already, go on from it."""
         if self.local is not None:
-            self._local_keeper = LocalKeeper(self.local, self.place)
+            self._local_keeper = LocalKeeper(self.local, self.batches_a_step)
             rounds.rounds.keeper = self._local_keeper
         elif self.hook is not None:
             optimizer, *also = self.stateful
@@ -105,6 +106,10 @@ class Session:
         """Where in the run this rank is after the last step that has ended, as JSON: a newcomer takes part in the next."""
         return {"trained": self.pace.trained, "cursor": self.settled_cursor}
 
+    def batches_a_step(self) -> int:
+        """More than one where gradients are accumulated; as of the last step, whatever thread asks."""
+        return self._batches_a_step
+
     def go_to(self, place: Mapping[str, Any]) -> None:
         """Go on from another region's place."""
         self.pace.trained = self.pace.taken = int(place["trained"])
@@ -112,10 +117,10 @@ class Session:
 
     def _note_rejoined(self, rejoined: Rejoined, window_tokens: int) -> None:
         """This region took over the others' state: go to their place, and write down what that cost it."""
-        if self.local is not None and self._local_keeper is not None and self._local_keeper.place is not None:
-            place, steps = self._local_keeper.place, self.local.scheduled_steps
-            batches_a_step = place["cursor"] / max(1, place["trained"])
-            self.go_to({"trained": steps, "cursor": round(batches_a_step * steps)})
+        keeper = self._local_keeper
+        if self.local is not None and keeper is not None and keeper.batches_a_step is not None:
+            steps = self.local.scheduled_steps
+            self.go_to({"trained": steps, "cursor": keeper.batches_a_step * steps})
         self.metrics.write(
             "discarded",
             tokens=rejoined.tokens_discarded + window_tokens,
@@ -181,6 +186,7 @@ class Session:
         self._trace_step()
         self.pace.advance()
         self.settled_cursor = self.cursor
+        self._batches_a_step = max(1, round(self.cursor / max(1, self.pace.trained)))
         if counts and self.local is None and self.pace.trained % PROVE_EVERY_STEPS == 0:
             self._prove()
         self.metrics.write(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from isthmus.errors import InputError
 from isthmus.plan import Strategy, Survival
@@ -113,24 +112,30 @@ class WatchedRounds:
 
 
 class LocalKeeper:
-    """`StateKeeper` of local steps: the outer state, and the place in the data and in the schedules.
+    """`StateKeeper` of local steps: the outer state, and how fast the place in the data moves.
+
+    The place itself is not in it: whoever gives the state may be at another step, and all must give the same.
+
+    Args:
+        local: Has the outer state.
+        batches_a_step: Of this rank, so far.
 
     Attributes:
-        place: Of the run, as the others last told it; None where this region never took over their state.
+        batches_a_step: As the others last told it; None where this region never took over their state.
     """
 
-    def __init__(self, local: LocalSync, place: Callable[[], dict[str, Any]]) -> None:
-        self._local, self._place = local, place
-        self.place: dict[str, Any] | None = None
+    def __init__(self, local: LocalSync, batches_a_step: Callable[[], int]) -> None:
+        self._local, self._own = local, batches_a_step
+        self.batches_a_step: int | None = None
 
     def export_state(self, rail: int) -> State:
         """See `StateKeeper`."""
         state = self._local.export_state(rail)
-        return State({**state.record, "place": self._place()}, state.tensors)
+        return State({**state.record, "batches_a_step": self._own()}, state.tensors)
 
     def adopt_state(self, parts: Mapping[int, State], rejoined: Rejoined) -> None:
         """See `StateKeeper`."""
-        self.place = dict(next(iter(parts.values())).record["place"])
+        self.batches_a_step = int(next(iter(parts.values())).record["batches_a_step"])
         self._local.adopt_state(parts, rejoined)
 
 

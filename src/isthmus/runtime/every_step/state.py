@@ -58,7 +58,7 @@ class EveryStepKeeper:
         if not self._sharded:
             flat = {name: whole[slice(*self._bounds(whole.numel(), rail))].clone() for name, whole in flat.items()}
         reducer = self._exchange.reducer
-        record = {
+        record: dict[str, Any] = {
             "kept": kept,
             "groups": [{key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups],
             "also": [item.state_dict() for item in self._also],
