@@ -82,6 +82,14 @@ def _survivor_discards(lines: Lines, rng: random.Random) -> None:
         lines["ash", rank].insert(where + 3, discarded)
 
 
+def _misprinted(lines: Lines, rng: random.Random) -> None:
+    # Right after a round's last step there is nothing to lose, whatever is printed.
+    where = max(index for index, line in enumerate(lines["ash", 0]) if line["kind"] == "round" and line["round"] < ROUNDS - 1)
+    for rank in (rank for region, rank in lines if region == "ash"):
+        discarded = {"kind": "discarded", "tokens": 3 * TOKENS, "rounds": 0, "t": lines["ash", 0][where]["t"] + 0.01}
+        lines["ash", rank].insert(where + 2, discarded)
+
+
 def _round_missing(lines: Lines, rng: random.Random) -> None:
     number = rng.randrange(1, ROUNDS - 1)
     for key, each in lines.items():
@@ -100,7 +108,7 @@ def _no_end(lines: Lines, rng: random.Random) -> None:
     ("spoil", "law"),
     [
         (_other_bits, "agreement"), (_counted_twice, "counted"), (_forgotten, "arithmetic"), (_survivor_discards, "survivor"),
-        (_round_missing, "arithmetic"), (_final_bits, "ending"), (_no_end, "ending"),
+        (_misprinted, "said"), (_round_missing, "arithmetic"), (_final_bits, "ending"), (_no_end, "ending"),
     ],
 )  # fmt: skip
 @given(seed=st.integers(0, 10**6), regions=SHAPES)
