@@ -57,7 +57,7 @@ def tried(name: str, options: argparse.Namespace) -> dict[str, Any]:
     request = TrialRequest(
         fabric=fabric_file(name, options.output),
         workload=str(HERE / "examples" / "workloads" / "llama-3-8b-256k.yaml"),
-        strategies=STRATEGIES,
+        strategies=tuple(options.strategies.split(",")),
         minutes=options.minutes,
         rate=None,
         rtt=None,
@@ -87,6 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=FABRICS, action="append")
     parser.add_argument("--minutes", type=float, default=4.0, help="of training a fabric")
+    parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=HERE / "build" / "prediction")
     parser.add_argument("--json", action="store_true", dest="as_json")

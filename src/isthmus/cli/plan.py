@@ -11,14 +11,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from isthmus.documents import read_text
 from isthmus.errors import InputError
-from isthmus.fabric import check_fabric, read_fabric
-from isthmus.plan import Candidate, Layout, Plan, save_plan
+from isthmus.fabric import check_fabric, parse_fabric, read_fabric
+from isthmus.plan import Candidate, Plan, save_plan
 from isthmus.planner import choose_plan
 from isthmus.planner.rank import TOLERANCE
-from isthmus.planner.words import break_even_words, settings, telling
+from isthmus.planner.words import break_even_words, layout_words, money_words, settings, telling
 from isthmus.units import FRACTION, quantity, show_bytes, show_seconds
-from isthmus.workload import read_workload
+from isthmus.workload import Workload, read_workload
 
 EXAMPLES = """Examples:
 
@@ -29,6 +30,10 @@ isthmus plan examples/shenzhen-shanghai-8.yaml examples/workloads/gpt3-175b-1024
 isthmus plan examples/singapore-tokyo.yaml llama-3-70b --json
 
 isthmus plan examples/singapore-tokyo.yaml llama-3-8b --max-loss 0.5% --all
+
+isthmus plan examples/shenzhen-shanghai.yaml llama-3-8b --vary wan.rate=1..400Gb/s --vary rtt=1..100ms
+
+isthmus plan examples/shenzhen-shanghai.yaml llama-3-8b --report report.html
 """
 
 
@@ -40,10 +45,15 @@ _ORDER = (
 )
 
 
-def plan(
+def plan(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the command
     fabric: Annotated[Path, typer.Argument(help="A fabric.yaml.")],
     workload: Annotated[str, typer.Argument(help="A preset, a workload.yaml, or a Hugging Face config.json.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan here.")] = None,
+    variations: Annotated[
+        list[str] | None,
+        typer.Option("--vary", help="What if: wan.rate=10..400Gb/s, rtt=1..100ms, regions.NAME.nodes=1..32; may be repeated."),
+    ] = None,
+    report: Annotated[Path | None, typer.Option("--report", help="Write a page with figures here, complete in itself.")] = None,
     max_loss: Annotated[
         str | None, typer.Option("--max-loss", help="Refuse what may end the loss further off, e.g. 1%; see the loss column.")
     ] = None,
@@ -55,12 +65,25 @@ def plan(
     The quickest step wins; of the strategies within a few per cent of it, the one that risks the loss least. Each is taken with
     its best settings (bucket size, codec, fragments, delay) on its best layout.
     """
-    if output is not None:
-        _check_output(output)
-    chosen = choose_plan(read_fabric(fabric), read_workload(workload), _share(max_loss))
+    for option, path in (("--output", output), ("--report", report)):
+        if path is not None:
+            _check_output(option, path)
+    loss_max, trained = _share(max_loss), read_workload(workload)
+    if variations:
+        if output is not None or report is not None:
+            raise InputError("--vary", "answers with a table, not with one plan", "leave out --output and --report")
+        _vary(fabric, trained, variations, loss_max, as_json)
+        return
+    described = read_fabric(fabric)
+    chosen = choose_plan(described, trained, loss_max)
     _warn(fabric)
     if output is not None:
         _write(chosen, output)
+    if report is not None:
+        from isthmus.report.plan_page import write_plan_page
+
+        write_plan_page(chosen, described, trained, report)
+        print(f"report written to {report}", file=sys.stderr)
     if as_json:
         print(json.dumps(chosen.model_dump(mode="json"), indent=2))
         return
@@ -79,14 +102,33 @@ def _share(text: str | None) -> float | None:
     return share
 
 
-def _check_output(output: Path) -> None:
+def _vary(fabric: Path, workload: Workload, variations: list[str], loss_max: float | None, as_json: bool) -> None:
+    from isthmus.planner.vary import parse_variation, vary
+    from isthmus.report.vary_table import vary_document, vary_table
+
+    text = read_text(fabric)
+    parse_fabric(text, str(fabric))
+    asked = [parse_variation(each, len(variations) == 1) for each in variations]
+    talk = Console(stderr=True)
+    with talk.status("") as status:
+        varied = vary(text, str(fabric), workload, asked, loss_max, lambda done, of: status.update(f"{done} of {of} points"))
+    if as_json:
+        print(json.dumps(vary_document(varied), indent=2))
+        return
+    console = Console()
+    for part in vary_table(varied):
+        console.print(part)
+
+
+def _check_output(option: str, output: Path) -> None:
     """Refuse what can never be written before anything is computed."""
     if not output.parent.is_dir():
-        raise InputError("--output", f"no such folder: {str(output.parent)!r}", "create it, or write elsewhere")
+        raise InputError(option, f"no such folder: {str(output.parent)!r}", "create it, or write elsewhere")
     if output.is_dir():
-        raise InputError("--output", f"{str(output)!r} is a folder", f"e.g. -o {output / 'plan.yaml'}")
+        name = "plan.yaml" if option == "--output" else "report.html"
+        raise InputError(option, f"{str(output)!r} is a folder", f"e.g. {option} {output / name}")
     if output.exists() and not output.is_file():
-        raise InputError("--output", f"{str(output)!r} is not a file", "--json prints the plan on stdout")
+        raise InputError(option, f"{str(output)!r} is not a file", "--json prints the plan on stdout")
 
 
 def _write(chosen: Plan, output: Path) -> None:
@@ -125,12 +167,14 @@ def _show(chosen: Plan, console: Console, all_: bool) -> None:
             console.print(f"  {', '.join(names)}: {bind}")
     console.print(f"\n[bold]Why[/] {chosen.why}")
     console.print(f"[bold]Settings[/] {settings(chosen.strategy)}")
-    console.print(f"[bold]Layout[/] {_layout(chosen.layout)} (degrees; z ZeRO stage, b micro-batch, rc recomputation)")
+    console.print(f"[bold]Layout[/] {layout_words(chosen.layout)} (degrees; z ZeRO stage, b micro-batch, rc recomputation)")
     console.print(f"[bold]How[/] {chosen.prediction.formula}")
     console.print(f"[bold]Binds[/] {chosen.binds}")
     for line in break_even_words(chosen.break_even):
         console.print(f"[bold]Break-even[/] {line}")
     console.print(f"[bold]Loss[/] {chosen.loss.low:+.1%} to {chosen.loss.high:+.1%} ({chosen.loss.basis}): {chosen.loss.source}")
+    for line in money_words(chosen.money):
+        console.print(f"[bold]Money[/] {line}")
     console.print(f"[bold]Rule of thumb[/] {chosen.rule_of_thumb}\n")
     console.print(_assumptions(chosen))
 
@@ -148,7 +192,7 @@ def _ranking(candidates: list[Candidate], wide: bool) -> Table:
             continue
         table.add_row(
             each.strategy.name,
-            *((_layout(each.layout),) if wide else ()),
+            *((layout_words(each.layout),) if wide else ()),
             show_seconds(prediction.step_s),
             show_seconds(prediction.exposed_s) if prediction.exposed_s else "0",
             f"{prediction.utilisation:.1%}",
@@ -158,14 +202,6 @@ def _ranking(candidates: list[Candidate], wide: bool) -> Table:
             style="bold green" if index == 0 else None,
         )
     return table
-
-
-def _layout(layout: Layout) -> str:
-    """Degrees above 1: `dp16 tp2`; then ZeRO stage, sequences of a micro-batch, recomputation."""
-    degrees = {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep}
-    words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1]
-    words += [f"z{layout.zero}"] * (layout.zero > 0) + [f"b{layout.micro_batch}"] + ["rc"] * layout.recompute
-    return " ".join(words)
 
 
 def _by_bind(refused: list[Candidate]) -> dict[str, list[str]]:

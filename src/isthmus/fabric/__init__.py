@@ -5,6 +5,7 @@ collective sees, `check_fabric` says what is wrong. The catalogue and the shapes
 """
 
 from isthmus.fabric.checks import check_fabric, check_text
+from isthmus.fabric.edit import edited, fabric_paths, is_fabric_path
 from isthmus.fabric.entries import (
     Entry,
     Figure,
@@ -20,7 +21,7 @@ from isthmus.fabric.entries import (
 )
 from isthmus.fabric.finding import Finding
 from isthmus.fabric.levels import levels, region_layout, wan_routes
-from isthmus.fabric.model import Fabric, Gpu, InNode, Level, Network, Nic, NodeGroup, Region, WanLink
+from isthmus.fabric.model import Fabric, Gpu, InNode, Level, Network, Nic, NodeGroup, Prices, Region, WanLink
 from isthmus.fabric.places import fibre_rtt_s, great_circle_m, rtt_floor_s
 from isthmus.fabric.read import parse_fabric, read_fabric
 
@@ -35,16 +36,20 @@ __all__ = [
     "Network",
     "Nic",
     "NodeGroup",
+    "Prices",
     "Region",
     "Source",
     "WanLink",
     "check_fabric",
     "check_text",
+    "edited",
     "entries",
     "entry",
+    "fabric_paths",
     "fibre_rtt_s",
     "gpu",
     "great_circle_m",
+    "is_fabric_path",
     "kinds",
     "levels",
     "nic",

@@ -17,6 +17,7 @@ __all__ = [
     "NetworkEntry",
     "NicsEntry",
     "NodesEntry",
+    "PricesEntry",
     "RegionEntry",
     "WanEntry",
 ]
@@ -109,6 +110,30 @@ class WanEntry(Document):
     distance: Annotated[LengthM, Field(gt=0, le=5e7)] | None = Field(default=None, description="Length of the fibre route.")
 
 
+Price = Annotated[float, Field(ge=0, le=1e12)]
+
+
+class PricesEntry(Document):
+    """What the user pays, in one currency. Nothing has a default: what is left out is left out of the bill, and named."""
+
+    currency: Annotated[str, Field(min_length=1, max_length=16, description="Such as USD; prices are plain numbers in it.")]
+    as_of: Annotated[str, Field(max_length=40)] | None = Field(default=None, description="When they held, such as '2026-11'.")
+    source: Annotated[str, Field(max_length=200)] | None = Field(default=None, description="Whose they are, such as a quotation.")
+    gpu_hour: Price | None = Field(default=None, description="One GPU for an hour; or node_hour or node_month.")
+    node_hour: Price | None = Field(default=None, description="One node for an hour.")
+    node_month: Price | None = Field(default=None, description="One node for a month of 730.5 hours.")
+    wan_month: Price | None = Field(default=None, description="All WAN links together, a month.")
+    wan_gb: Price | None = Field(default=None, description="10^9 bytes that leave a region.")
+    kwh: Price | None = Field(default=None, description="A kilowatt-hour, where power is paid for apart.")
+    pue: Annotated[float, Field(ge=1, le=5)] | None = Field(
+        default=None, description="Power of the site over power of the nodes, for cooling and losses."
+    )
+    rack_month: Price | None = Field(default=None, description="A rack for a month, where it is paid for apart.")
+    rack_power: Annotated[PowerW, Field(gt=0)] | None = Field(
+        default=None, description="What a rack feeds and cools, such as 40 kW."
+    )
+
+
 class FabricDocument(Document):
     """Regions and the WAN that joins them."""
 
@@ -122,3 +147,4 @@ class FabricDocument(Document):
         default_factory=list[WanEntry],
         description="Links, such as - {between: [west, east], rate: 100 Gb/s, rtt: 18 ms}.",
     )
+    prices: PricesEntry | None = Field(default=None, description="Such as {currency: USD, gpu_hour: 2.5, wan_month: 30000}.")

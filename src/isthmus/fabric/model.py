@@ -18,6 +18,7 @@ __all__ = [
     "NetworkShape",
     "Nic",
     "NodeGroup",
+    "Prices",
     "Region",
     "Transport",
     "WanLink",
@@ -168,12 +169,41 @@ class WanLink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What the user pays, in `currency`; None where no price was given. Of the first three at most one is given.
+
+    Attributes:
+        gpu_hour, node_hour, node_month: Computing.
+        wan_month: All links together.
+        wan_gb: 10^9 bytes that leave a region.
+        kwh: Energy at the meter.
+        pue: Power at the meter over power of the nodes.
+        rack_month: One rack.
+        rack_power_w: What one feeds and cools.
+    """
+
+    currency: str
+    as_of: str | None = None
+    source: str | None = None
+    gpu_hour: float | None = None
+    node_hour: float | None = None
+    node_month: float | None = None
+    wan_month: float | None = None
+    wan_gb: float | None = None
+    kwh: float | None = None
+    pue: float | None = None
+    rack_month: float | None = None
+    rack_power_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
     """Regions and the WAN that joins them; every pair of regions is reachable (checked when it is made)."""
 
     name: str
     regions: tuple[Region, ...]
     wan: tuple[WanLink, ...]
+    prices: Prices | None = None
 
     @property
     def gpus(self) -> int:

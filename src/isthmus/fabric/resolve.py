@@ -13,6 +13,7 @@ from isthmus.fabric.model import (
     NetworkShape,
     Nic,
     NodeGroup,
+    Prices,
     Region,
     WanLink,
 )
@@ -41,7 +42,22 @@ def resolve(document: FabricDocument, lines: Lines) -> Fabric:
                 f"{names[index]} is joined to other regions but has no adapter",
                 "state nics: {count: ..., kind: ...}",
             )
-    return Fabric(name=document.name, regions=regions, wan=wan)
+    return Fabric(name=document.name, regions=regions, wan=wan, prices=_prices(document, lines))
+
+
+def _prices(document: FabricDocument, lines: Lines) -> Prices | None:
+    given = document.prices
+    if given is None:
+        return None
+    computing = [key for key in ("gpu_hour", "node_hour", "node_month") if getattr(given, key) is not None]
+    if len(computing) > 1:
+        raise lines.error(
+            ("prices", computing[1]), f"{computing[1]}: {computing[0]} is given too", "computing has one price: keep one of them"
+        )
+    if given.rack_month is not None and given.rack_power is None:
+        raise lines.error(("prices", "rack_month"), "rack_month needs rack_power, which says how many", "e.g. rack_power: 40 kW")
+    known = given.model_dump(exclude={"rack_power"})
+    return Prices(**known, rack_power_w=given.rack_power)
 
 
 def _look_up(kind: str, name: str, path: Path_, lines: Lines) -> Entry:

@@ -9,6 +9,7 @@ wherever they cost only a few per cent. The rest is ranked by the same rule, aga
 
 from dataclasses import dataclass
 
+from isthmus.cost.money import bill
 from isthmus.errors import InfeasibleError
 from isthmus.fabric import Fabric
 from isthmus.plan import Candidate, Plan
@@ -75,6 +76,7 @@ def choose_plan(fabric: Fabric, workload: Workload, loss_max: float | None = Non
         risk=winner.risk,
         loss=winner.loss,
         binds=binding(setting, weighed.ranked[0]),
+        money=bill(fabric, winner.prediction),
         break_even=break_even(setting, winner.strategy.name, known, loss_max),
         alternatives=[*ranked[1:], *refused],
         assumptions=assumptions(setting, TOLERANCE),

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from isthmus.plan import BreakEven, Candidate, Strategy
+from isthmus.plan import BreakEven, Candidate, Layout, Money, Strategy
 from isthmus.units import show_rate, show_seconds
 
-__all__ = ["break_even_words", "counted", "settings", "telling"]
+__all__ = ["amount", "break_even_words", "counted", "layout_words", "money_words", "settings", "telling"]
 
 
 def counted(number: int, one: str, many: str = "") -> str:
@@ -46,6 +46,36 @@ def break_even_words(points: Sequence[BreakEven]) -> list[str]:
 def _point(point: BreakEven) -> str:
     value = show_rate(point.value) if point.unit == "B/s" else show_seconds(point.value)
     return f"{point.quantity}: below {value} prefer {point.below}, above it {point.above}"
+
+
+def layout_words(layout: Layout) -> str:
+    """Degrees above 1: `dp16 tp2`; then ZeRO stage, sequences of a micro-batch, recomputation."""
+    degrees = {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep}
+    words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1]
+    words += [f"z{layout.zero}"] * (layout.zero > 0) + [f"b{layout.micro_batch}"] + ["rc"] * layout.recompute
+    return " ".join(words)
+
+
+def amount(value: float, currency: str) -> str:
+    """`1,234,000 USD`: four figures, thousands set apart."""
+    rounded = float(f"{value:.4g}")
+    return f"{rounded:,.0f} {currency}" if rounded >= 1000 else f"{rounded:,.4g} {currency}"
+
+
+def money_words(money: Money | None) -> list[str]:
+    """The bill in lines; none where the fabric states no prices."""
+    if money is None:
+        return []
+    dated = f", prices of {money.as_of}" if money.as_of else ""
+    lines = [
+        f"{amount(money.per_month, money.currency)} a month, {amount(money.per_trillion_tokens, money.currency)} per trillion "
+        f"tokens without a stop{dated}; left out: {', '.join(money.left_out)}"
+    ]
+    lines += [f"{row.name}: {amount(row.per_month, money.currency)} a month = {row.how}" for row in money.rows]
+    if money.power_w is not None:
+        racks = f" in {counted(money.racks, 'rack')}" if money.racks is not None else ""
+        lines.append(f"nodes draw up to {money.power_w / 1e3:,.1f} kW{racks}")
+    return lines
 
 
 def telling(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.errors import InputError
+from isthmus.planner.words import layout_words
 from isthmus.report.charts import hue, step_time_svg, utilisation_svg
 from isthmus.report.fabric_drawing import DrawnLink, DrawnRegion, fabric_svg
 from isthmus.report.loss_chart import loss_svg
@@ -20,7 +21,7 @@ from isthmus.units import show_bytes, show_rate, show_seconds
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["write_trial_page"]
+__all__ = ["FULL_PX", "HALF_PX", "Chart", "both", "environment", "write_trial_page"]
 
 FULL_PX, HALF_PX, PHONE_PX = 820.0, 456.0, 340.0
 
@@ -46,7 +47,7 @@ def write_trial_page(results: dict[str, Any], path: Path | str) -> None:
     """
     read = read_results(results)
     page = (
-        _environment()
+        environment()
         .get_template("trial.html")
         .render(
             r=read,
@@ -64,7 +65,8 @@ def write_trial_page(results: dict[str, Any], path: Path | str) -> None:
     os.replace(partial, path)
 
 
-def _environment() -> "Environment":
+def environment() -> "Environment":
+    """The templates with their filters; `InputError` where jinja2 is not installed."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError:
@@ -92,6 +94,7 @@ def _filters() -> Mapping[str, Callable[..., object]]:
         "rate": show_rate,
         "hue": hue,
         "count": _count,
+        "layout": layout_words,
         "loss": _loss,
         "assumed": _assumed,
     }
@@ -108,10 +111,12 @@ def _assumed(value: float | str, unit: str) -> str:
     match unit:
         case "s":
             return show_seconds(value)
-        case "bytes":
+        case "bytes" | "B":
             return show_bytes(value)
-        case "bytes/s":
+        case "bytes/s" | "B/s":
             return f"{show_bytes(value)}/s"
+        case "FLOP/s":
+            return f"{value / 1e12:.4g} TFLOP/s"
         case _:
             return f"{value:.6g} {unit}".rstrip()
 
@@ -142,20 +147,21 @@ def _charts(read: Results) -> dict[str, Chart | None]:
     ]
     tried = read.strategies
     return {
-        "fabric": _both(lambda width, ident: fabric_svg(regions, links, width_px=width, ident=ident), FULL_PX, "fabric"),
-        "timeline": _both(lambda width, ident: timeline_svg(tried, width_px=width, ident=ident), FULL_PX, "timeline"),
-        "loss_tokens": _both(
+        "fabric": both(lambda width, ident: fabric_svg(regions, links, width_px=width, ident=ident), FULL_PX, "fabric"),
+        "timeline": both(lambda width, ident: timeline_svg(tried, width_px=width, ident=ident), FULL_PX, "timeline"),
+        "loss_tokens": both(
             lambda width, ident: loss_svg(tried, against=lambda _, tokens: tokens, unit="tokens", width_px=width, ident=ident),
             HALF_PX,
             "loss-tokens",
         ),
-        "loss_seconds": _both(lambda width, ident: _loss_against_seconds(tried, width, ident), HALF_PX, "loss-seconds"),
-        "step_time": _both(lambda width, ident: step_time_svg(tried, width_px=width, ident=ident), HALF_PX, "step-time"),
-        "utilisation": _both(lambda width, ident: utilisation_svg(tried, width_px=width, ident=ident), HALF_PX, "utilisation"),
+        "loss_seconds": both(lambda width, ident: _loss_against_seconds(tried, width, ident), HALF_PX, "loss-seconds"),
+        "step_time": both(lambda width, ident: step_time_svg(tried, width_px=width, ident=ident), HALF_PX, "step-time"),
+        "utilisation": both(lambda width, ident: utilisation_svg(tried, width_px=width, ident=ident), HALF_PX, "utilisation"),
     }
 
 
-def _both(draw: Callable[[float, str], Svg | None], wide_px: float, ident: str) -> Chart | None:
+def both(draw: Callable[[float, str], Svg | None], wide_px: float, ident: str) -> Chart | None:
+    """The chart laid out for a desk and for a phone; None where it draws nothing."""
     wide, narrow = draw(wide_px, f"{ident}-w"), draw(PHONE_PX, f"{ident}-n")
     return Chart(wide, narrow) if wide is not None and narrow is not None else None
 

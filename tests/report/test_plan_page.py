@@ -1,0 +1,74 @@
+"""The page of a plan: complete in itself, well formed, and showing the plan's own numbers."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from isthmus.fabric import Fabric, Prices, read_fabric
+from isthmus.planner import choose_plan
+from isthmus.planner.setting import make_setting
+from isthmus.report.plan_page import memory_parts, write_plan_page
+from isthmus.units import show_seconds
+from isthmus.workload import read_workload
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LLAMA = read_workload("llama-3-8b")
+
+
+def page(fabric: Fabric, folder: Path) -> str:
+    write_plan_page(choose_plan(fabric, LLAMA), fabric, LLAMA, folder / "report.html")
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+class Balance(HTMLParser):
+    """Every tag that is opened is closed in its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.idents: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.idents += [value or "" for name, value in attrs if name == "id"]
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_loads_nothing_is_well_formed_and_shows_the_plan(tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    fabric = read_fabric(EXAMPLES / "shenzhen-shanghai.yaml")
+    text = page(fabric, tmp_path)
+    assert not re.search(r'(src|href)="(?!data:)', text)
+    assert "<script" not in text
+    assert len(text) < 250_000
+    balance = Balance()
+    balance.feed(text)
+    assert balance.open == []
+    assert len(balance.idents) == len(set(balance.idents))
+    plan = choose_plan(fabric, LLAMA)
+    for word in (plan.strategy.name, show_seconds(plan.prediction.step_s), "The fabric states no prices", "GPU memory kept free"):
+        assert word in text
+    for heading in ("Strategies, best first", "What a step is made of", "When the WAN is busy", "Memory of the fullest GPU"):
+        assert heading in text
+
+
+def test_one_region_with_prices_has_a_bill_and_no_wan(tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    from dataclasses import replace
+
+    fabric = replace(read_fabric(EXAMPLES / "one-node.yaml"), prices=Prices(currency="EUR", gpu_hour=2))
+    text = page(fabric, tmp_path)
+    assert "11,690 EUR" in text  # 8 x 2 x 730.5
+    assert "When the WAN is busy" not in text
+
+
+def test_the_memory_bar_adds_up_to_what_the_plan_says() -> None:
+    fabric = read_fabric(EXAMPLES / "shenzhen-shanghai.yaml")
+    plan = choose_plan(fabric, LLAMA)
+    total = sum(part.size_bytes for part in memory_parts(plan, make_setting(fabric, LLAMA)))
+    assert total == pytest.approx(plan.prediction.memory_bytes_per_gpu)
