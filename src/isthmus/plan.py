@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from isthmus.documents import Document, load_document
 
@@ -28,6 +28,7 @@ __all__ = [
     "PipelineSchedule",
     "Plan",
     "Prediction",
+    "RegionGroup",
     "Strategy",
     "StrategyKind",
     "Survival",
@@ -79,6 +80,32 @@ class Survival(Document):
     grace_s: Annotated[float, Field(gt=0)] | None = None
 
 
+class RegionGroup(Document):
+    """The regions as one axis of torch.distributed's process groups, in place of rails: rank i of every region forms a group
+    of its own, whose peers must reach each other and be of one kind. Every region has the same number of ranks, and a lost one
+    ends the run.
+
+    backend `nccl` is for GPUs, `gloo` for CPUs. The other fields are NCCL's, of this group alone, so that in-region groups keep
+    theirs; None leaves NCCL's default. `net_name` is the network it takes (`IB`, `Socket` or a plug-in's own), `traffic_class`
+    marks its packets on RoCE (as NCCL_IB_TC does), channels are the thread blocks it may take.
+    """
+
+    backend: Literal["nccl", "gloo"] = "nccl"
+    net_name: Annotated[str, Field(min_length=1)] | None = None
+    traffic_class: Annotated[int, Field(ge=0, le=255)] | None = None
+    min_channels: Annotated[int, Field(ge=1, le=64)] | None = None
+    max_channels: Annotated[int, Field(ge=1, le=64)] | None = None
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> "RegionGroup":
+        given = [name for name in type(self).model_fields if name != "backend" and getattr(self, name) is not None]
+        if given and self.backend != "nccl":
+            raise ValueError(f"{given[0]} is NCCL's, backend is {self.backend!r}")
+        if self.min_channels and self.max_channels and self.min_channels > self.max_channels:
+            raise ValueError(f"min_channels {self.min_channels} is above max_channels {self.max_channels}")
+        return self
+
+
 class Strategy(Document):
     """How the regions are joined.
 
@@ -96,6 +123,8 @@ class Strategy(Document):
     `weight` says how regions count in the mean. Pipeline: `micro_batches` a step, `schedule`, `virtual_stages` a region
     where it is interleaved, and the codec is that of the activations. `codec_density` is the share of elements that
     sparse codecs keep, `codec_rank` the rank of low-rank ones.
+
+    `region_group` (hierarchical only, without a codec) exchanges through torch.distributed itself instead of rails.
     """
 
     name: str
@@ -117,6 +146,7 @@ class Strategy(Document):
     virtual_stages: Positive = 1
     streams: Positive = 4
     wan_rate_bytes_per_s: Annotated[float, Field(gt=0)] | None = None
+    region_group: RegionGroup | None = None
 
 
 class Layout(Document):

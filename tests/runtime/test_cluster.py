@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from isthmus.errors import InputError
-from isthmus.plan import Strategy, save_plan
+from isthmus.plan import RegionGroup, Strategy, save_plan
 from isthmus.runtime.cluster import join
 from isthmus.runtime.loopback import lone_plan
 
@@ -22,6 +22,7 @@ WAYS = {
     "int4": Strategy(name="int4", kind="hierarchical", codec="int4", bucket_bytes=2048),
     "int4 without feedback": Strategy(name="int4", kind="hierarchical", codec="int4", error_feedback=False, bucket_bytes=2048),
     "local": Strategy(name="local", kind="local-steps", inner_steps=3),
+    "groups": Strategy(name="groups", kind="hierarchical", region_group=RegionGroup(backend="gloo")),
     "local int8": Strategy(name="local", kind="local-steps", inner_steps=3, codec="int8"),
     "delayed int4": Strategy(name="local", kind="local-steps", inner_steps=3, delay_steps=2, codec="int4"),
 }
@@ -83,7 +84,7 @@ def test_all_members_end_bit_identical_and_off_blocks_leave_no_trace(way: str, n
 
 
 @pytest.mark.tunnel
-@pytest.mark.parametrize("way", ["flat", "fp32"])
+@pytest.mark.parametrize("way", ["flat", "fp32", "groups"])
 def test_every_step_fp32_equals_one_process_with_the_whole_batch(way: str, nursery: Any) -> None:
     alone, order = Alone(), samples()[2]
     for step in range(9):

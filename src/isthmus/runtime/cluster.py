@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from isthmus.errors import InputError
-from isthmus.plan import Layout, Plan, Strategy, StrategyKind, Survival, load_plan
+from isthmus.plan import Plan, Strategy
 from isthmus.runtime.blocks import Mode, Pace, lay_out, parse_schedule
 from isthmus.runtime.checkpoint import CheckpointError
 from isthmus.runtime.codecs.coding import codec_of, warm
@@ -42,19 +42,16 @@ from isthmus.runtime.local_steps.sharded import ShardLink
 from isthmus.runtime.local_steps.sync import LocalSync
 from isthmus.runtime.metrics import Metrics
 from isthmus.runtime.pipeline.model import PipelinedModel, RegionRanks
+from isthmus.runtime.regions import exported, federated
 from isthmus.runtime.resume import RunState
+from isthmus.runtime.runnable import refuse_running_statistics, strategy_to_run
 from isthmus.runtime.sampling import ShardedBatches
 from isthmus.runtime.session import Session, explain_failure
 from isthmus.runtime.snapshot import Stateful
-from isthmus.runtime.surviving import SURVIVING, load_identity, open_rounds
-from isthmus.runtime.wan.rail import Rail, RailOptions
 from isthmus.runtime.world import World, open_world
 
 __all__ = ["Cluster", "join"]
 
-# Without a coordinator a lost region ends the run, so a region that only pauses (a debugger, a busy disk) is waited for.
-MISSED_S = 30.0
-RUNNABLE = ("flat", "hierarchical", "local-steps", "pipeline")
 
 
 @contextmanager
@@ -74,7 +71,7 @@ def join(plan: Plan | Path | str | None = None, *, timeout_s: float = 120.0) -> 
         PlanMismatchError: Members were started with other plans, schedules or time-outs.
     """
     environment = read_environment()
-    strategy, zero, survival = _strategy(environment, plan)
+    strategy, zero, survival = strategy_to_run(environment, plan)
     device = choose(environment.local_rank)
     world, courier = World(), Courier(inside=computing(device))
     terms = {
@@ -86,145 +83,18 @@ def join(plan: Plan | Path | str | None = None, *, timeout_s: float = 120.0) -> 
     try:
         if environment.regions > 1:
             warm(codec_of(strategy))  # compiled here, where nobody waits for this rank yet
-        world = open_world(environment, flat=strategy.kind == "flat", timeout_s=timeout_s)
+        axis = strategy.region_group
+        world = open_world(environment, flat=strategy.kind == "flat", timeout_s=timeout_s, axis=axis)
         with (
             Metrics(environment.metrics_dir, environment.region, environment.rank, trace=environment.trace) as metrics,
-            _federated(Federation(environment, world, courier), strategy, survival, metrics, terms, timeout_s) as federation,
-            _exported(environment, metrics, federation),
+            federated(Federation(environment, world, courier), strategy, survival, metrics, terms, timeout_s) as federation,
+            exported(environment, metrics, federation),
         ):
             yield Cluster(environment, strategy, federation, metrics, zero, device)
             federation.submit(federation.leave).result()
     finally:
         courier.close(timeout_s=1.0)
         world.close()
-
-
-@contextmanager
-def _federated(
-    federation: Federation,
-    strategy: Strategy,
-    survival: Survival,
-    metrics: Metrics,
-    terms: dict[str, str],
-    timeout_s: float,
-) -> Generator[Federation]:
-    """Find the other regions: over rails that stand for the whole run, or through a coordinator in rounds that survive."""
-    environment, world = federation.environment, federation.world
-    unequal = environment.members is not None and len({region.ranks for region in environment.members.regions}) > 1
-    if environment.regions > 1 and (environment.coordinator is not None or (unequal and strategy.kind in SURVIVING)):
-        if environment.blocks:
-            hint = "measure without a coordinator, and regions of equal numbers of ranks"
-            raise InputError("ISTHMUS_BLOCKS", "is set, but this run goes in rounds", hint)
-        terms = terms | {"the plan's survival": survival.model_dump_json()}
-        with open_rounds(environment, world, strategy, survival, metrics, terms) as rounds:
-            federation.rounds = rounds
-            yield federation
-        return
-    if environment.members is not None and environment.regions > 1 and strategy.kind != "flat":
-        rate = strategy.wan_rate_bytes_per_s
-        options = RailOptions(
-            rate_bytes_per_s=rate / environment.world_size if rate else None,
-            detect_s=max(survival.detect_s, MISSED_S),
-            identity=load_identity(environment),
-            insecure=environment.insecure,
-        )
-        place = environment.members, environment.region_index, environment.rank
-        federation.rail = Rail.open(*place, strategy.streams, timeout_s, options)
-    try:
-        federation.submit(lambda: federation.agree(terms)).result()
-        yield federation
-    finally:
-        if federation.rail is not None:
-            federation.rail.close()
-
-
-@contextmanager
-def _exported(environment: RankEnvironment, metrics: Metrics, federation: Federation) -> Generator[None]:
-    """Serve Prometheus metrics inside, where the environment asks for it."""
-    if environment.export is None:
-        yield
-        return
-    from isthmus.runtime.exporter import Exporter  # only here: most runs need no prometheus-client
-
-    labels = {"region": environment.region, "rank": str(environment.rank)}
-    exporter = Exporter(environment.export, labels, federation.counters)
-    metrics.observers.append(exporter.observe)
-    try:
-        yield
-    finally:
-        exporter.close()
-
-
-def _strategy(environment: RankEnvironment, plan: Plan | Path | str | None) -> tuple[Strategy, int, Survival]:
-    """The strategy to run, over how much of the model's state a region's ranks share (`layout.zero`), and what a loss does."""
-    chosen = environment.plan_path or plan
-    if chosen is None:
-        if environment.regions > 1:
-            raise InputError("ISTHMUS_PLAN", "is not set, and join() was given no plan", "several regions need a plan")
-        return Strategy(name="alone", kind="hierarchical"), 0, Survival()
-    where, plan = ("plan", chosen) if isinstance(chosen, Plan) else (str(chosen), load_plan(chosen))
-    strategy = plan.strategy
-    if strategy.kind not in RUNNABLE:
-        raise InputError(
-            where,
-            f"strategy.kind: {strategy.kind!r} cannot be run by this runtime yet",
-            f"it runs {', '.join(RUNNABLE)}",
-        )
-    _require_codec(strategy, where)
-    layout = plan.layout
-    if strategy.kind == "pipeline":
-        _require_equal_regions(environment)
-        if environment.regions in (1, layout.pp):  # a pipeline over regions; one region holds all stages
-            layout = layout.model_copy(update={"pp": 1})
-    asked = _beyond_data_parallelism(layout, strategy.kind)
-    if asked:
-        raise InputError(
-            where,
-            f"layout: this runtime runs data parallelism; the plan's layout asks for {', '.join(asked)}",
-            "plan with tp, pp, cp and ep 1, zero 0, 2 or 3 and no recompute, or hand the layout to a framework that has them",
-        )
-    return strategy, layout.zero, plan.survival
-
-
-def _require_codec(strategy: Strategy, where: str) -> None:
-    """Refuse a codec that the strategy would leave out, or cannot use."""
-    if strategy.codec == "powersgd" and strategy.kind != "hierarchical":
-        reason = "it codes gradient matrices, hence strategy.kind hierarchical"
-    elif strategy.codec != "none" and strategy.kind == "flat":
-        reason = "one all-reduce over all ranks of all regions sends fp32"
-    else:
-        return
-    raise InputError(where, f"strategy.codec: {strategy.codec!r} with strategy.kind {strategy.kind!r}: {reason}")
-
-
-def _beyond_data_parallelism(layout: Layout, kind: StrategyKind) -> list[str]:
-    asked = [f"{axis} {getattr(layout, axis)}" for axis in ("tp", "pp", "cp", "ep") if getattr(layout, axis) > 1]
-    asked += [f"zero {layout.zero}"] if layout.zero == 1 or (layout.zero and kind == "pipeline") else []
-    return asked + (["recompute"] if layout.recompute else [])
-
-
-def _require_equal_regions(environment: RankEnvironment) -> None:
-    found = {region.name: region.ranks for region in environment.members.regions} if environment.members else {}
-    if len(set(found.values())) > 1:
-        raise InputError(
-            "ISTHMUS_MEMBERS",
-            f"regions have {', '.join(f'{name} {ranks}' for name, ranks in found.items())} ranks",
-            "a pipeline over regions needs the same number of ranks in each: rank i works with rank i of the others",
-        )
-
-
-def _refuse_running_statistics(model: nn.Module) -> None:
-    """DDP hands such buffers round inside a region only, so regions would silently end with different models."""
-    for name, module in model.named_modules():
-        if getattr(module, "num_batches_tracked", None) is None:
-            continue
-        found = [buffer for buffer, held in module.named_buffers(name, recurse=False) if held.is_floating_point()]
-        if found:
-            raise InputError(
-                "model",
-                f"buffer {found[0]!r} of a {type(module).__name__} changes in training, and every region would keep its own",
-                "use GroupNorm or LayerNorm, or track_running_stats=False",
-            )
 
 
 def _on(device: torch.device, batch: Sequence[Any]) -> list[Any]:
@@ -299,8 +169,15 @@ class Cluster:
                 f"is on {held_on}, and {self.strategy.kind!r} over regions runs on the CPU only",
                 "plan hierarchical or local-steps, or keep the model on the CPU",
             )
+        axis = self.strategy.region_group
+        if axis is not None and (axis.backend == "nccl") != (held_on.type == "cuda"):
+            raise InputError(
+                "model",
+                f"is on {held_on}, and the plan's strategy.region_group.backend is {axis.backend!r}",
+                "nccl is for models on GPUs, gloo for those on the CPU",
+            )
         if self.environment.regions > 1:
-            _refuse_running_statistics(model)
+            refuse_running_statistics(model)
         self._make_equal(model)
         world = self._federation.world
         if self.strategy.kind == "pipeline":

@@ -20,6 +20,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from isthmus.errors import InputError
+from isthmus.plan import RegionGroup
+from isthmus.runtime.axis import open_axis
 from isthmus.runtime.device import backends
 from isthmus.runtime.environment import RankEnvironment, split_address
 from isthmus.runtime.wan.streams import open_listener
@@ -39,6 +41,8 @@ class World:
         flat_group: All ranks of all regions, for the training thread; only where the flat strategy spans regions. Not
             registered with `torch.distributed`, so it takes the group's own methods (`allreduce`, `broadcast`).
         flat_comm_group: The same ranks, for the communication thread.
+        axis_group: Rank i of every region, for the communication thread, where the plan has a `region_group`; likewise not
+            registered.
         owns_default: This module initialised `torch.distributed` and so must take it down.
     """
 
@@ -46,19 +50,20 @@ class World:
     comm_group: dist.ProcessGroup | None = None
     flat_group: dist.ProcessGroup | None = None
     flat_comm_group: dist.ProcessGroup | None = None
+    axis_group: dist.ProcessGroup | None = None
     owns_default: bool = False
 
     def close(self) -> None:
         """Take the groups down without waiting for anyone: a peer may be dead."""
-        self.region_group = self.comm_group = self.flat_group = self.flat_comm_group = None
+        self.region_group = self.comm_group = self.flat_group = self.flat_comm_group = self.axis_group = None
         if self.owns_default and dist.is_initialized():
             with suppress(RuntimeError):
                 dist.destroy_process_group()
         self.owns_default = False
 
 
-def open_world(environment: RankEnvironment, *, flat: bool, timeout_s: float) -> World:
-    """Meet the other ranks of the region and, where `flat`, those of all regions.
+def open_world(environment: RankEnvironment, *, flat: bool, timeout_s: float, axis: RegionGroup | None = None) -> World:
+    """Meet the other ranks of the region and, where `flat` or with an `axis` over regions, those of all regions.
 
     The stores that we serve listen on MASTER_ADDR and on `flat_master` only, see `open_store`. Under torchrun the region's
     store is its agent's, which listens on every interface; that is not ours to change.
@@ -91,25 +96,32 @@ def open_world(environment: RankEnvironment, *, flat: bool, timeout_s: float) ->
     assert isinstance(group, dist.ProcessGroup), group  # an int only for ranks outside the group
     world.comm_group = group
     if flat and environment.regions > 1:
-        world.flat_group, world.flat_comm_group = _flat_groups(environment, timeout)
+        store = _store_of_all(environment, timeout, "the flat strategy")
+        world.flat_group = _group_of_all(environment, store, "isthmus-gradients", timeout)
+        world.flat_comm_group = _group_of_all(environment, store, "isthmus-control", timeout)
+    elif axis is not None and environment.regions > 1:
+        store = _store_of_all(environment, timeout, "a region_group")
+        world.axis_group = open_axis(environment, axis, store, timeout)
+        world.flat_comm_group = _group_of_all(environment, store, "isthmus-control", timeout)
     return world
 
 
-def _flat_groups(environment: RankEnvironment, timeout: timedelta) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+def _store_of_all(environment: RankEnvironment, timeout: timedelta, who: str) -> c10d.TCPStore:
     assert environment.members is not None
     if environment.members.flat_master is None:
         raise InputError(
             "ISTHMUS_MEMBERS",
-            "has no 'flat_master', which the flat strategy needs",
+            f"has no 'flat_master', which {who} needs",
             'add "flat_master": "host:port" of the first rank of the first region',
         )
     address = split_address(environment.members.flat_master)
-    store = open_store(address, environment.global_size, serves=environment.global_rank == 0, timeout=timeout)
+    return open_store(address, environment.global_size, serves=environment.global_rank == 0, timeout=timeout)
+
+
+def _group_of_all(environment: RankEnvironment, store: c10d.TCPStore, name: str, timeout: timedelta) -> dist.ProcessGroup:
     # The constructor honours GLOO_SOCKET_IFNAME, as init_process_group does.
     rank, size = environment.global_rank, environment.global_size
-    names = ("isthmus-gradients", "isthmus-control")
-    gradients, control = (c10d.ProcessGroupGloo(c10d.PrefixStore(name, store), rank, size, timeout) for name in names)
-    return cast(dist.ProcessGroup, gradients), cast(dist.ProcessGroup, control)
+    return cast(dist.ProcessGroup, c10d.ProcessGroupGloo(c10d.PrefixStore(name, store), rank, size, timeout))
 
 
 def open_store(address: tuple[str, int], size: int, *, serves: bool, timeout: timedelta) -> c10d.TCPStore:

@@ -13,6 +13,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 
 from isthmus.runtime.codecs.lowrank import Matrix
+from isthmus.runtime.collectives.groups import GroupReducer
 from isthmus.runtime.every_step.residuals import Residuals
 from isthmus.runtime.every_step.step import Part, StepExchange
 
@@ -46,6 +47,8 @@ class HookState:
     def first_element(self, index: int, contents: tuple[int, ...]) -> int:
         """On the communication thread: the number of the first element of bucket `index`, its residuals brought along."""
         exchange = self.exchange
+        if isinstance(exchange.reducer, GroupReducer):
+            return 0  # nothing is owed
         assert exchange.reducer is not None
         if self.residuals.layout.get(index) != contents:
             self.residuals.move(exchange.reducer, exchange.federation, index, contents)

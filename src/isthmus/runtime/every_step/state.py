@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from isthmus.errors import InputError
+from isthmus.runtime.collectives.hierarchical import HierarchicalReducer
 from isthmus.runtime.every_step.shards import in_shards, is_sharded, local_tensors
 from isthmus.runtime.every_step.step import StepExchange
 from isthmus.runtime.federation.states import Rejoined, State
@@ -66,7 +67,7 @@ class EveryStepKeeper:
             "directions": [],
             "place": self._place(),
         }
-        directions = reducer.directions(rail) if reducer is not None else {}
+        directions = reducer.directions(rail) if isinstance(reducer, HierarchicalReducer) else {}
         if directions:
             record["directions"] = [[name, list(held.shape)] for name, held in directions.items()]
             flat["directions"] = _joined(list(directions.values()))

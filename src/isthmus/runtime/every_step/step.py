@@ -20,7 +20,8 @@ import xxhash
 from isthmus.plan import Strategy
 from isthmus.runtime.codecs.lowrank import Matrix
 from isthmus.runtime.collectives.exchange import gather_on_all
-from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, Rails, UnderWay
+from isthmus.runtime.collectives.groups import GroupReducer
+from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, Rails
 from isthmus.runtime.device import Mark, finish, mark, wait_for
 from isthmus.runtime.federation.agreement import CONTROL_TAGS, Federation
 from isthmus.runtime.federation.generation import Generation
@@ -67,7 +68,7 @@ class Part:
     done: Callable[[], None]
     prepare: Callable[[], int]
     matrices: tuple[Matrix, ...] = ()
-    under_way: UnderWay | None = None
+    under_way: Any = None
     begun_s: float = 0.0
     ready: Mark = None
 
@@ -99,7 +100,7 @@ class StepExchange:
 
     Attributes:
         strategy, federation: The plan's, and all members.
-        reducer: None where gradients do not pass the communication thread.
+        reducer: Over rails, or torch's groups alone; None where gradients do not pass the communication thread.
         rounds: Who runs a step as a round; None: a lost region ends the run. Then the reducer is one with `retry`.
         rails_of: With `rounds`: the reducer's rails in a generation.
         sharded: Ranks of a region hold different parts of the result (FSDP), rather than all of it.
@@ -109,14 +110,14 @@ class StepExchange:
         enqueued_s: `time.perf_counter()` when the last part was handed over: the backward pass proper ends here.
         failure: The first error of any exchange.
         rejoined: The last step was not this region's: it took over the others' state, and the gradients at hand mean nothing.
-        flat_bytes: Bytes this rank has sent to another region through the flat ring, by formula.
+        flat_bytes: Bytes this rank has sent to another region through torch's own groups, by formula.
         bucket_bytes: Sizes of the parts of the last backward pass, in the order they became ready.
         timeline: Of the parts of the last step.
     """
 
     strategy: Strategy
     federation: Federation
-    reducer: HierarchicalReducer | None = None
+    reducer: HierarchicalReducer | GroupReducer | None = None
     rounds: RoundRunner | None = None
     rails_of: Callable[[Mapping[int, Rail], tuple[str, ...]], Rails] | None = None
     sharded: bool = False
@@ -205,10 +206,14 @@ class StepExchange:
                 self._agree(part)
             first = part.prepare()
         wait_for(part.ready)
-        part.under_way = self.reducer.begin(part.flat, part.number, first, matrices=part.matrices)
+        if isinstance(self.reducer, GroupReducer):
+            part.under_way = self.reducer.begin(part.flat)
+            self.flat_bytes += part.under_way.sent_bytes
+        else:
+            part.under_way = self.reducer.begin(part.flat, part.number, first, matrices=part.matrices)
 
     def _enter(self, generation: Generation, rails: Mapping[int, Rail]) -> None:
-        assert self.reducer is not None
+        assert isinstance(self.reducer, HierarchicalReducer), "rounds without rails"
         assert self.rails_of is not None, "rounds without a way to find the reducer's rails"
         self._generation = generation.number
         self.reducer.renew(self.rails_of(rails, generation.regions))
@@ -233,7 +238,7 @@ class StepExchange:
 
     def _attempt(self, generation: Generation, rails: Mapping[int, Rail]) -> Attempt:
         """The whole step, over `rails`. All calls to the region's group are made even when a rail fails."""
-        assert self.reducer is not None
+        assert isinstance(self.reducer, HierarchicalReducer), "rounds without rails"
         self._passages = []
         if generation.number != self._generation:
             self._enter(generation, rails)

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from isthmus.errors import InputError
 from isthmus.plan import Strategy
 from isthmus.runtime.codecs.coding import codec_of
+from isthmus.runtime.collectives.groups import GroupReducer
 from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, Rails, ReducerOptions
 from isthmus.runtime.every_step.ddp import HookState, ddp_hook
 from isthmus.runtime.every_step.step import RoundRunner, StepExchange, rails_of_members
@@ -90,9 +91,11 @@ def _sharded(
     return model, StepExchange(strategy=strategy, federation=federation, sharded=True)
 
 
-def _reducer(exchange: StepExchange) -> HierarchicalReducer:
+def _reducer(exchange: StepExchange) -> HierarchicalReducer | GroupReducer:
     federation, strategy, rounds = exchange.federation, exchange.strategy, exchange.rounds
-    environment = federation.environment
+    environment, axis = federation.environment, federation.world.axis_group
+    if axis is not None:
+        return GroupReducer(federation.world.comm_group, axis, environment.regions)
     rails: Rails | None = None
     if environment.members is not None and environment.regions > 1:
         exchange.rails_of = rails_of_members(federation)
