@@ -107,22 +107,36 @@ def train(options: dict[str, Any], out: Path) -> None:
         optimizer = optimizer_of(model.parameters())
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1.0 + 0.1 * step))
         micro, bf16 = options.get("micro", 1), bool(options.get("autocast"))
-        with cluster.sync(model, optimizer, also=[schedule]):
-            for number, batch in enumerate(cluster.batches(dataset(), options["batch"], steps=options["steps"], seed=3)):
+        folder = Path(options["checkpoints"]) if "checkpoints" in options else None
+        dealt = {"steps": options["steps"], "seed": 3, "balance_at": options.get("balance_at", ())}
+        with cluster.sync(model, optimizer, also=[schedule], checkpoints=folder):
+            for number, batch in enumerate(cluster.batches(dataset(), options["batch"], **dealt)):
                 disturb(cluster, given, options, number)
                 if options.get("own_loop"):
                     own_step(model, optimizer, batch)
                     continue
                 last = (number + 1) % micro == 0
                 with contextlib.nullcontext() if last else cluster.accumulating(model), torch.autocast("cpu", enabled=bf16):
-                    cluster.step(model, batch, nn.functional.mse_loss)
+                    cluster.step(model, batch, dragging(cluster, options))
                 if last:
                     if "clip" in options:
                         print("norm", cluster.clip_gradients(model, options["clip"]).hex())
                     optimizer.step()
                     optimizer.zero_grad()
                     schedule.step()
+                    if cluster.trained_steps == options.get("checkpoint_at"):
+                        assert cluster.checkpoint()
         torch.save(flat(model), out)
+
+
+def dragging(cluster: Cluster, options: dict[str, Any]) -> Any:
+    """The loss, on ranks that are said to drag with some time a sample."""
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        time.sleep(options.get("drag_s", {}).get(f"{cluster.region}-{cluster.environment.rank}", 0.0) * len(targets))
+        return nn.functional.mse_loss(outputs, targets)
+
+    return loss
 
 
 def each_in_turn(options: dict[str, Any], out: Path) -> None:

@@ -267,27 +267,46 @@ class Cluster:
         link = RoundsLink(self.environment, group, federation.courier, rounds, self.strategy)
         return LocalSync(model.parameters(), link, self.strategy, rounds.rounds.survival.grace_s)
 
-    def batches(self, dataset: Dataset[Any], batch_size: int = 8, steps: int | None = None, seed: int = 0) -> Iterator[Any]:
+    def batches(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int = 8,
+        steps: int | None = None,
+        seed: int = 0,
+        balance_at: Sequence[int] = (),
+    ) -> Iterator[Any]:
         """Batches of this rank, dealt without overlap over all ranks of all regions; equal for equal seeds.
 
         In a pipeline they are dealt over the ranks of a region, and rank i of every region has the same.
         Ends after `steps` training steps, with the measurement schedule where there is one, or after one epoch.
 
+        Args:
+            dataset: Of map style.
+            batch_size: Samples a rank and step; with `balance_at` the mean over a region's ranks.
+            steps: When to end.
+            seed: Of the order.
+            balance_at: After these numbers of training steps the region's batch is dealt anew over its ranks, by the speed
+                each has shown since the time before (see `runtime.balance`); `step` weights the gradients to match.
+
         Raises:
-            InputError: Outside `sync`, or the dataset is too small for one step.
+            InputError: Outside `sync`, the dataset is too small for one step, or `balance_at` in a pipeline.
         """
         session = self._session_or_refuse("cluster.batches")
         rank, ranks = self.rank, self.ranks
         if self.strategy.kind == "pipeline":
+            if balance_at:
+                raise InputError("cluster.batches", "balance_at: a pipeline's ranks all take batches of one size", "leave it out")
             rank, ranks = self.environment.rank, self.environment.world_size
         source = ShardedBatches(dataset, batch_size=batch_size, rank=rank, ranks=ranks, seed=seed)
+        balance = session.balanced(batch_size, balance_at)
+        region_first = (rank - self.environment.rank) * batch_size
         while not session.pace.finished:
             if session.pace.blocks is None:
                 if steps is not None and session.pace.trained >= steps:
                     return
                 if steps is None and session.cursor >= source.steps_per_epoch:
                     return
-            batch = source.batch(session.cursor)
+            batch = source.batch(session.cursor, (region_first + balance.first, balance.own))
             session.cursor += 1
             yield batch
 
@@ -318,14 +337,18 @@ class Cluster:
             if hook is not None and hook.unsettled:
                 settle(model, hook, lambda: loss_fn(model(inputs), targets))
             if hook is not None:
-                hook.tokens += targets.numel() * (self.environment.world_size if self._federation.rounds is not None else 1)
+                hook.tokens += session.region_tokens(targets.numel())
+            entered_s, weight = time.perf_counter(), session.balance.weight if session.balance is not None else 1.0
             loss = loss_fn(model(inputs), targets)
             begun_s = time.perf_counter()
-            loss.backward()
+            (loss if weight == 1.0 else loss * weight).backward()
             ended_s = time.perf_counter()
             backward_s, waited_s = ended_s - begun_s, 0.0
             if hook is not None and hook.enqueued_s > begun_s:
                 backward_s, waited_s = hook.enqueued_s - begun_s, ended_s - hook.enqueued_s
+            if session.balance is not None:
+                session.balance.measure(begun_s - entered_s + backward_s)
+            if hook is not None and hook.enqueued_s > begun_s:
                 if hook.failure is not None:
                     raise hook.failure
                 if hook.rejoined is not None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 __all__ = ["Metrics", "StepClock"]
 
-Kind = Literal["start", "buckets", "step", "sync", "round", "regroup", "discarded", "checkpoint", "eval", "span", "end"]
+Kind = Literal["start", "buckets", "step", "sync", "round", "regroup", "parts", "discarded", "checkpoint", "eval", "span", "end"]
 
 
 class Metrics:

@@ -120,6 +120,7 @@ class RunState:
             "place": {**session.place(), "trained_tokens": session.trained_tokens},
             "local": session.local.state_dict() if session.local is not None else None,
             "reducer": reducer.state_dict() if reducer is not None else None,
+            "parts": list(session.balance.parts) if session.balance is not None else None,
             "also": [item.state_dict() for item in self.also],
             "generators": generators(),
         }
@@ -130,6 +131,7 @@ class RunState:
             item.load_state_dict(state)
         session.go_to(own["place"])
         session.trained_tokens = own["place"]["trained_tokens"]
+        session.kept_parts = tuple(own["parts"]) if same and own.get("parts") else None
         changes: list[str] = []
         if session.local is not None and own["local"] is not None:
             state = own["local"] if same else merge_states(torch.load(path, weights_only=True)["local"] for path in ranks)

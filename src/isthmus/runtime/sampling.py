@@ -51,15 +51,19 @@ class ShardedBatches:
             )
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
-    def indices(self, step: int) -> list[int]:
-        """The samples this rank reads at training step `step`, counted from 0."""
+    def indices(self, step: int, part: tuple[int, int] | None = None) -> list[int]:
+        """The samples this rank reads at training step `step`, counted from 0.
+
+        `part`: (first, how many) of the step's samples that are this rank's; None: the rank-th of `ranks` equal parts.
+        """
         epoch, within = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
             self._epoch, self._order = epoch, torch.randperm(self.length, generator=generator)
-        start = (within * self.ranks + self.rank) * self.batch_size
-        return self._order[start : start + self.batch_size].tolist()
+        first, count = part or (self.rank * self.batch_size, self.batch_size)
+        start = within * self.ranks * self.batch_size + first
+        return self._order[start : start + count].tolist()
 
-    def batch(self, step: int) -> Any:
-        """The collated samples of `indices(step)`."""
-        return self.collate([self.dataset[index] for index in self.indices(step)])
+    def batch(self, step: int, part: tuple[int, int] | None = None) -> Any:
+        """The collated samples of `indices(step, part)`."""
+        return self.collate([self.dataset[index] for index in self.indices(step, part)])

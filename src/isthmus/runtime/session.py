@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from isthmus.runtime.balance import Balance
 from isthmus.runtime.blocks import Pace
 from isthmus.runtime.every_step.shards import is_sharded, region_fingerprint, reshard
 from isthmus.runtime.every_step.state import EveryStepKeeper
@@ -20,6 +21,7 @@ from isthmus.runtime.pipeline.model import PipelinedModel
 from isthmus.runtime.snapshot import Snapshot, Stateful, restore, take
 from isthmus.runtime.surviving import LocalKeeper, WatchedRounds
 from isthmus.runtime.wan.frames import PeerLostError
+from isthmus.runtime.world import gather_numbers
 
 __all__ = ["Session", "explain_failure"]
 
@@ -35,6 +37,8 @@ class Session:
         cursor: Batches read so far that count; `batches` moves it.
         settled_cursor: The same when the last step ended: those of the step under way, if any, are not among them.
         trained_tokens: This rank's tokens of the steps that count.
+        balance: How the region's batch is dealt to its ranks, once `batches` has been called.
+        kept_parts: The same from a checkpoint, for `balanced`.
     """
 
     def __init__(self, federation: Federation, hook: StepExchange | None, metrics: Metrics, pace: Pace) -> None:
@@ -44,6 +48,8 @@ class Session:
         self.model: nn.Module = nn.Module()
         self.stateful: list[Stateful] = []
         self.cursor, self.settled_cursor, self.trained_tokens = 0, 0, 0
+        self.balance: Balance | None = None
+        self.kept_parts: tuple[int, ...] | None = None
         self.clock = StepClock()
         self._snapshot: tuple[Snapshot, int] | None = None
         self._losses: list[float] = []
@@ -129,6 +135,27 @@ class Session:
             fetched_bytes=rejoined.fetched_bytes,
         )
 
+    def balanced(self, batch_size: int, at: Sequence[int]) -> Balance:
+        """The parts of the region's batch from here on: those of the checkpoint, where there was one, or equal ones."""
+        environment = self.federation.environment
+        parts = (batch_size,) * environment.world_size
+        if self.kept_parts is not None and sum(self.kept_parts) == sum(parts):
+            parts = self.kept_parts
+        self.balance = Balance(environment.rank, parts, frozenset(at))
+        return self.balance
+
+    def _rebalance(self) -> None:
+        """Where this step is one of those named: measured speeds of the region's ranks become new parts."""
+        balance, group = self.balance, self.federation.world.comm_group
+        if balance is None or self.pace.trained not in balance.at:
+            return
+        mine, size = balance.nanoseconds(), self.federation.environment.world_size
+        found = [mine]
+        if group is not None:
+            found = self.federation.submit(lambda: gather_numbers(group, mine, size)).result()
+        if balance.choose(found):
+            self.metrics.write("parts", step=self.pace.trained, samples=list(balance.parts), ns_per_sample=found)
+
     def note(self, loss: float, tokens: int, backward_s: float, waited_s: float) -> None:
         """Record one forward and backward pass of the step under way; the wait for gradients is apart from the pass."""
         self._losses.append(loss)
@@ -146,7 +173,7 @@ class Session:
         if self.local is None or self.pace.mode == "off":
             return 0.0
         before_s = self.local.waited_s
-        self.local.average_gradients(self._region_tokens(tokens))
+        self.local.average_gradients(self.region_tokens(tokens))
         return self.local.waited_s - before_s
 
     def note_pipeline(self, loss: float, tokens: int) -> None:
@@ -187,6 +214,8 @@ class Session:
         self.pace.advance()
         self.settled_cursor = self.cursor
         self._batches_a_step = max(1, round(self.cursor / max(1, self.pace.trained)))
+        if counts:
+            self._rebalance()
         if counts and self.local is None and self.pace.trained % PROVE_EVERY_STEPS == 0:
             self._prove()
         self.metrics.write(
@@ -211,7 +240,7 @@ class Session:
 
     def _drop_step(self, rejoined: Rejoined) -> None:
         """The step was not this region's: its gradients were taken away, and the others' state is in place already."""
-        self._note_rejoined(rejoined, self._tokens * self.federation.environment.world_size)
+        self._note_rejoined(rejoined, self.region_tokens(self._tokens))
         self._losses, self._tokens, self._backward_s, self._waited_s = [], 0, 0.0, 0.0
         self._spans.clear()
         self.clock.lap()
@@ -259,7 +288,7 @@ class Session:
         if self.local is None:
             return None
         before, begun_s = self.local.waited_s, time.perf_counter()
-        self.local.after_step(self._region_tokens(tokens))
+        self.local.after_step(self.region_tokens(tokens))
         if ending:
             self.local.flush()
         self._waited_s += self.local.waited_s - before
@@ -272,9 +301,13 @@ class Session:
         self._noted = rejoined, self.local.discarded_tokens
         return rejoined, self.local.discarded_tokens - noted[1]
 
-    def _region_tokens(self, tokens: int) -> int:
-        """Rounds count the tokens of a region, whose ranks take batches of one size."""
-        return tokens * self.federation.environment.world_size if self.federation.rounds is not None else tokens
+    def region_tokens(self, tokens: int) -> int:
+        """Rounds count the tokens of a region, of which `tokens` are this rank's part; otherwise each rank counts its own."""
+        if self.federation.rounds is None:
+            return tokens
+        if self.balance is not None:
+            return self.balance.region_tokens(tokens)
+        return tokens * self.federation.environment.world_size
 
     def _change_block(self, left: str) -> None:
         if left == "off":
