@@ -40,12 +40,19 @@ def test_weights_make_the_mean_over_ranks_the_mean_over_samples() -> None:
     assert Balance(0, (5, 5, 5)).weight == 1.0
 
 
-def test_without_a_measurement_of_every_rank_nothing_changes() -> None:
-    balance = Balance(0, (4, 4))
-    balance.measure(1.0)
-    assert balance.nanoseconds() == 250_000_000
+def test_speed_is_measured_until_the_last_choice_and_needs_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 11.0, 20.0, 20.5])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    balance, cpu = Balance(0, (4, 4), frozenset({2})), torch.device("cpu")
+    for _ in range(2):
+        balance.start(cpu, trained=1)
+        balance.stop()
+        balance.stop()
+    assert balance.nanoseconds() == 1_500_000_000 / 8
     assert not balance.choose([balance.nanoseconds(), 0])
-    assert balance.nanoseconds() == 0, "the next choice is made from what comes after this one"
+    balance.start(cpu, trained=2)
+    balance.stop()
+    assert balance.nanoseconds() == 0
 
 
 @pytest.mark.tunnel

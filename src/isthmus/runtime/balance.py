@@ -10,8 +10,12 @@ going on is bit for bit the same run.
 """
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
 
 __all__ = ["Balance", "parts_by_speed"]
 
@@ -49,8 +53,10 @@ class Balance:
     rank: int
     parts: tuple[int, ...]
     at: frozenset[int] = frozenset()
-    _busy_s: float = field(default=0.0)
-    _samples: int = field(default=0)
+    _begun: Any = None
+    _device: torch.device = field(default=torch.device("cpu"))
+    _spans: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])
+    _samples: int = 0
 
     @property
     def weight(self) -> float:
@@ -72,19 +78,44 @@ class Balance:
         """The whole region's, where every sample has as many as this rank's."""
         return own_tokens * sum(self.parts) // self.own
 
-    def measure(self, seconds: float) -> None:
-        """This rank's part took so long, waits for others left out."""
-        self._busy_s += seconds
-        self._samples += self.own
+    def start(self, device: torch.device, trained: int) -> None:
+        """This rank begins its part on `device`, after `trained` steps; nothing is measured when no choice is ahead."""
+        if any(step > trained for step in self.at):
+            self._device, self._begun = device, _now(device)
+
+    def stop(self) -> None:
+        """It has ended, or at least handed over the last of its gradients: waits for others are left out. Once a start."""
+        if self._begun is not None:
+            self._spans.append((self._begun, _now(self._device)))
+            self._samples += self.own
+            self._begun = None
 
     def nanoseconds(self) -> int:
         """A sample's, of those measured since the last choice; 0 where none were."""
-        return math.ceil(1e9 * self._busy_s / self._samples) if self._samples else 0
+        busy_s = sum(_seconds_between(begun, ended) for begun, ended in self._spans)
+        return math.ceil(1e9 * busy_s / self._samples) if self._samples else 0
 
     def choose(self, nanoseconds: Sequence[int]) -> bool:
         """Take new parts from every rank's `nanoseconds`; whether they are others. All ranks come to the same ones."""
         before = self.parts
         if all(nanoseconds):
             self.parts = parts_by_speed(before, [value / 1e9 for value in nanoseconds])
-        self._busy_s, self._samples = 0.0, 0
+        self._samples, self._begun = 0, None
+        self._spans.clear()
         return self.parts != before
+
+
+def _now(device: torch.device) -> Any:
+    """A point in time: of this thread, or of what it has asked of a GPU so far."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def _seconds_between(begun: Any, ended: Any) -> float:
+    if isinstance(begun, float):
+        return ended - begun
+    ended.synchronize()
+    return begun.elapsed_time(ended) / 1e3

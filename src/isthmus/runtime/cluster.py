@@ -338,7 +338,7 @@ class Cluster:
                 settle(model, hook, lambda: loss_fn(model(inputs), targets))
             if hook is not None:
                 hook.tokens += session.region_tokens(targets.numel())
-            entered_s, weight = time.perf_counter(), session.balance.weight if session.balance is not None else 1.0
+            weight = session.begin_part(targets.device)
             loss = loss_fn(model(inputs), targets)
             begun_s = time.perf_counter()
             (loss if weight == 1.0 else loss * weight).backward()
@@ -346,8 +346,7 @@ class Cluster:
             backward_s, waited_s = ended_s - begun_s, 0.0
             if hook is not None and hook.enqueued_s > begun_s:
                 backward_s, waited_s = hook.enqueued_s - begun_s, ended_s - hook.enqueued_s
-            if session.balance is not None:
-                session.balance.measure(begun_s - entered_s + backward_s)
+            session.end_part()
             if hook is not None and hook.enqueued_s > begun_s:
                 if hook.failure is not None:
                     raise hook.failure

@@ -142,7 +142,21 @@ class Session:
         if self.kept_parts is not None and sum(self.kept_parts) == sum(parts):
             parts = self.kept_parts
         self.balance = Balance(environment.rank, parts, frozenset(at))
+        if self.hook is not None:
+            self.hook.ended = self.balance.stop
         return self.balance
+
+    def begin_part(self, device: torch.device) -> float:
+        """This rank begins its part of a step on `device`: the weight of its mean loss."""
+        if self.balance is None:
+            return 1.0
+        self.balance.start(device, self.pace.trained)
+        return self.balance.weight
+
+    def end_part(self) -> None:
+        """The backward pass has ended; where its gradients were handed over, its part ended with the last of them."""
+        if self.balance is not None:
+            self.balance.stop()
 
     def _rebalance(self) -> None:
         """Where this step is one of those named: measured speeds of the region's ranks become new parts."""

@@ -108,6 +108,7 @@ class StepExchange:
         tokens: The whole region's of the step under way, for the round that ends it; taken when it ends.
         unsettled: Regions' parts are not yet what they will be in every later step, see `wrap.settle`.
         enqueued_s: `time.perf_counter()` when the last part was handed over: the backward pass proper ends here.
+        ended: Called on the thread that hands over the last part.
         failure: The first error of any exchange.
         rejoined: The last step was not this region's: it took over the others' state, and the gradients at hand mean nothing.
         flat_bytes: Bytes this rank has sent to another region through torch's own groups, by formula.
@@ -125,6 +126,7 @@ class StepExchange:
     tokens: int = 0
     unsettled: bool = False
     enqueued_s: float = 0.0
+    ended: Callable[[], None] | None = None
     failure: BaseException | None = None
     rejoined: Rejoined | None = None
     flat_bytes: int = 0
@@ -161,6 +163,8 @@ class StepExchange:
     def note_end(self) -> None:
         """The backward pass has handed over its last part."""
         self.enqueued_s = time.perf_counter()
+        if self.ended is not None:
+            self.ended()
         self.bucket_bytes, self._filling = tuple(self._filling), []
 
     def note_part(self, size_bytes: int) -> None:
@@ -295,7 +299,7 @@ class StepExchange:
             for segment in part.under_way.segments:
                 for shard in segment.shards:
                     held.setdefault(shard.rail, []).append(shard.out)
-        assert self.reducer is not None
+        assert isinstance(self.reducer, HierarchicalReducer), "rounds without rails"
         rails, rank = self.reducer.total, self.federation.environment.rank
         found: list[int] = []
         for first in range(0, rails, size):  # rank r carries rails r, r + size, ...; every rank joins in every gather
