@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 from isthmus.errors import InputError
 from isthmus.plan import Plan, Strategy
 from isthmus.runtime.blocks import Mode, Pace, lay_out, parse_schedule
-from isthmus.runtime.checkpoint import CheckpointError
+from isthmus.runtime.checkpoint import CheckpointError, latest
 from isthmus.runtime.codecs.coding import codec_of, warm
 from isthmus.runtime.courier import Courier
 from isthmus.runtime.device import choose, computing, require_runnable
@@ -48,6 +48,7 @@ from isthmus.runtime.runnable import refuse_running_statistics, strategy_to_run
 from isthmus.runtime.sampling import ShardedBatches
 from isthmus.runtime.session import Session, explain_failure
 from isthmus.runtime.snapshot import Stateful
+from isthmus.runtime.wan.frames import PeerLostError
 from isthmus.runtime.world import World, open_world
 
 __all__ = ["Cluster", "join"]
@@ -252,9 +253,19 @@ class Cluster:
             try:
                 yield
                 session.close()
+            except PeerLostError as error:
+                self._say_where_to_go_on(error)
+                raise
             finally:
                 for handle in handles:
                     handle.remove()
+
+    def _say_where_to_go_on(self, error: BaseException) -> None:
+        """A run that a lost region has ended goes on from its checkpoints, where it wrote any."""
+        folder = self._checkpoints[0] if self._checkpoints is not None else None
+        found = latest(folder, self.region) if folder is not None else None
+        if found is not None:
+            error.add_note(f"This region's newest checkpoint: step {found.step} in {folder}. Start all regions again to go on.")
 
     def _local_steps(self, model: nn.Module) -> LocalSync:
         federation, rounds = self._federation, self._federation.rounds

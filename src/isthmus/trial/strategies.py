@@ -1,5 +1,7 @@
 """The strategies a trial runs side by side, by the names users type."""
 
+from typing import get_args
+
 from isthmus.errors import InputError, nearest
 from isthmus.plan import CodecName, Outer, Strategy, StrategyKind
 
@@ -12,6 +14,10 @@ _BUCKET_BYTES = 1 << 20
 _STREAMS = 1
 # What `make quality` scores. DiLoCo's 0.7 and 0.9 need more outer rounds than a short run has (docs/decisions/log.md).
 _OUTER = Outer(lr=0.8, momentum=0.4, nesterov=True)
+
+# All but powersgd, whose bytes depend on the shapes of parameters: a trial predicts before it runs.
+_CODECS: tuple[CodecName, ...] = tuple(codec for codec in get_args(CodecName) if codec not in ("none", "powersgd"))
+
 
 def _strategy(name: str, kind: StrategyKind, codec: CodecName = "none") -> Strategy:
     return Strategy(name=name, kind=kind, codec=codec, bucket_bytes=_BUCKET_BYTES, streams=_STREAMS)
@@ -33,12 +39,11 @@ STRATEGIES: dict[str, Strategy] = {
     for strategy in (
         _strategy("flat", "flat"),
         _strategy("hierarchical", "hierarchical"),
-        _strategy("bf16", "hierarchical", "bf16"),
-        _strategy("int8", "hierarchical", "int8"),
-        _strategy("int4", "hierarchical", "int4"),
+        *(_strategy(codec, "hierarchical", codec) for codec in _CODECS),
         _LOCAL,
         _LOCAL.model_copy(update={"name": "local-delayed", "delay_steps": 5}),
         _STREAMED,
+        *(_LOCAL.model_copy(update={"name": f"local-{codec}", "codec": codec}) for codec in _CODECS),
     )
 }
 
@@ -63,6 +68,8 @@ def trial_strategies(names: tuple[str, ...]) -> tuple[Strategy, ...]:
         raise InputError("--strategies", "names no strategy", _KNOWN)
     own = [_PLANNER_NAMES.get(name, name) for name in names]
     for name in own:
+        if "powersgd" in name:
+            raise InputError("--strategies", f"{name!r} cannot be predicted, and a trial predicts", "isthmus run takes it in a plan")
         if name not in STRATEGIES:
             near = nearest(name, [*STRATEGIES, *_PLANNER_NAMES])
             hint = f"{near}\n  {_KNOWN}" if near.startswith("did") else _KNOWN

@@ -82,13 +82,17 @@ def test_off_blocks_run_the_schedule_without_the_other_regions_and_leave_no_trac
 
 @pytest.mark.tunnel
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_lost_region_is_named_by_all_others_and_nobody_hangs(lost: int, nursery: Any) -> None:
+def test_a_lost_region_is_named_by_all_others_with_where_to_go_on_and_nobody_hangs(
+    lost: int, nursery: Any, tmp_path: Path
+) -> None:
     regions = {"east": 1, "north": 1, "west": 1}
-    outcome = nursery.run(ONE, regions=regions, model="layers", batch=8, steps=400, die=[lost, 5], timeout_s=60)
+    kept = {"checkpoints": str(tmp_path), "checkpoint_at": 3}
+    outcome = nursery.run(ONE, regions=regions, model="layers", batch=8, steps=400, die=[lost, 5], timeout_s=60, **kept)
     name = list(regions)[lost]
     for number, (code, log) in enumerate(zip(outcome.codes, outcome.logs, strict=True)):
         assert code == (-9 if number == lost else 1), log
         assert number == lost or f"PeerLostError: a pipeline cannot go on without region {name}" in log, log
+        assert number == lost or f"newest checkpoint: step 3 in {tmp_path}. Start all regions again to go on." in log, log
     assert outcome.seconds < 30
 
 
