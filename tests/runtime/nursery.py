@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import relayed
 import torch
 from collectives import reducing
 from every_step import scripted
@@ -99,6 +100,8 @@ def flat(model: nn.Module) -> torch.Tensor:
 
 def train(options: dict[str, Any], out: Path) -> None:
     """Train by the front door. Regions begin with unlike parameters; `parallelize` must make them the first region's."""
+    if os.environ["ISTHMUS_REGION"] in options.get("relayed", []):
+        relayed.initialise()
     with join(timeout_s=float(os.environ.get("TEST_TIMEOUT_S", "20"))) as cluster:
         if options.get("listeners"):
             print("listens on", listeners())

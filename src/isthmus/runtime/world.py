@@ -92,7 +92,8 @@ def open_world(environment: RankEnvironment, *, flat: bool, timeout_s: float, ax
     world.region_group = dist.group.WORLD
     # Longer: a rank waits here for a neighbour whose rail waits for a slower region, and a neighbour that died is found by
     # its reset connections at once.
-    group = dist.new_group(backend=backends(), timeout=COMM_PATIENCE * timeout)
+    # A script that has initialised torch.distributed by itself has chosen what its region's ranks talk through.
+    group = dist.new_group(backend=backends() if world.owns_default else None, timeout=COMM_PATIENCE * timeout)
     assert isinstance(group, dist.ProcessGroup), group  # an int only for ranks outside the group
     world.comm_group = group
     if flat and environment.regions > 1:

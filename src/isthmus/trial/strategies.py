@@ -69,7 +69,7 @@ def trial_strategies(names: tuple[str, ...]) -> tuple[Strategy, ...]:
     own = [_PLANNER_NAMES.get(name, name) for name in names]
     for name in own:
         if "powersgd" in name:
-            raise InputError("--strategies", f"{name!r} cannot be predicted, and a trial predicts", "isthmus run takes it in a plan")
+            raise InputError("--strategies", f"{name!r} cannot be predicted, as a trial must", "isthmus run takes it in a plan")
         if name not in STRATEGIES:
             near = nearest(name, [*STRATEGIES, *_PLANNER_NAMES])
             hint = f"{near}\n  {_KNOWN}" if near.startswith("did") else _KNOWN
