@@ -8,7 +8,7 @@ SEED ?= 0
 RUNS ?= 0-19
 WORKLOAD ?= examples/workloads/llama-3-8b-256k.yaml
 
-.PHONY: try test test-tunnel check bench bench-codecs bench-peers quality prediction chaos chaos-sample fuzz doctor-accuracy fuzz-doctor clean help
+.PHONY: try test test-tunnel check bench accuracy bench-codecs bench-peers quality prediction chaos chaos-sample fuzz doctor-accuracy fuzz-doctor clean help
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -42,6 +42,10 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/link_fidelity.py --quick
 	$(BIN)/python benchmarks/all_reduce.py
 	$(BIN)/python benchmarks/doctor_bundle.py
+
+## make accuracy predictions of collectives against public measurements, sources left out (2 minutes of one core)
+accuracy: $(STAMP)
+	$(BIN)/python benchmarks/accuracy.py
 
 ## make bench-codecs  encode + decode of each codec on one core, as a share of a copy's speed (half a minute)
 bench-codecs: $(STAMP)

@@ -99,12 +99,12 @@ def test_a_large_ring_is_bound_by_the_wire_alone(group: Group) -> None:
 
 
 def test_a_byte_costs_the_hops_of_the_quickest_protocol() -> None:
-    # Ring, LL: launch + m x (6.6 + 14 hops of 0.6 us times the class's own) us; no other way has fewer.
+    # Ring, LL: m x (6.6 + 14 hops of 0.6 us times the class's own) us; no other way has fewer.
     constants = default_constants()
     hops = 6.6e-6 + 14 * 0.6e-6 * constants.carriers["nvlink4"].hop
     found = collective_time("all-reduce", 1, (NODE,))
     assert (found.algorithm, found.protocol, found.limit) == ("ring", "ll", "latency")
-    assert found.seconds == pytest.approx(constants.launch_s + constants.latency_ll * hops, rel=0.01)
+    assert found.seconds == pytest.approx(constants.latency_ll * hops, rel=0.01)
 
 
 def test_the_switch_adds_on_one_h100_node_and_the_ring_on_a_100() -> None:

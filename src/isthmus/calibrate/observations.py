@@ -8,9 +8,10 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.cost.collectives_constants import Constants
+from isthmus.cost.collectives_constants import LARGE_BYTES, Constants
+from isthmus.cost.collectives_curves import curves
 from isthmus.cost.collectives_group import Group, GroupLevel
-from isthmus.cost.collectives_time import collective_seconds
+from isthmus.cost.collectives_time import seconds_of_ways
 from isthmus.errors import InputError
 from isthmus.formats.collective_runs import Row, Run
 
@@ -35,18 +36,21 @@ class Observed:
     log_seconds: NDArray[np.float64]
     weights: NDArray[np.float64]
 
-    def residuals(self, constants: Constants) -> NDArray[np.float64]:
-        """ln(predicted / measured) of every row."""
+    def residuals(self, constants: Constants, blur: float = 0.0) -> NDArray[np.float64]:
+        """ln(predicted / measured) of every row.
+
+        With `blur` > 0 the ways that are nearly as quick as the quickest count too, each with exp(-ln(t / t_min) / blur), so
+        that a fit feels ways that it does not take yet.
+        """
         assert self.run.collective is not None
-        seconds = collective_seconds(
-            self.run.collective,
-            self.sizes_bytes,
-            self.group,
-            algorithm=self.run.algorithm,
-            protocol=self.run.protocol,
-            constants=constants,
-        )
-        return np.log(seconds) - self.log_seconds
+        ways = curves(self.run.collective, self.group, self.run.algorithm, self.run.protocol, constants)
+        log_seconds = np.log(seconds_of_ways(ways, self.sizes_bytes))
+        best = np.min(log_seconds, axis=0)
+        if blur:
+            weights = np.exp((best - log_seconds) / blur)
+            best = np.sum(weights * log_seconds, axis=0) / np.sum(weights, axis=0)
+        launch_s = constants.launch_s * self.run.gpus_per_process  # a host that launches cannot time less
+        return np.maximum(best, log(launch_s)) - self.log_seconds
 
 
 def group_of(run: Run) -> Group:
@@ -75,10 +79,6 @@ def group_of(run: Run) -> Group:
             GroupLevel(carrier=adapters.carrier, members=nodes, rate_bytes_per_s=adapters.count * adapters.rate_bytes_per_s)
         )
     return tuple(levels)
-
-
-LARGE_BYTES = 8e6
-"""Sizes below are mostly latency, sizes above mostly bandwidth; a source weighs alike in both."""
 
 
 def observe(runs: Iterable[tuple[Run, tuple[Row, ...]]]) -> tuple[Observed, ...]:

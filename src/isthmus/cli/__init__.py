@@ -20,6 +20,8 @@ COMMANDS: dict[str, str] = {
     "check": "Check a fabric file: reach, compatibility, physics.",
     "workload": "Show a model's parameters, FLOPs, memory and traffic.",
     "plan": "Predict every strategy on a fabric and choose one, with reasons.",
+    "collective": "Predict one all-reduce, all-gather ... on a region: time, band, what limits it.",
+    "calibrate": "Fit the collective model to a fabric's own measurements.",
     "link": "Say what a long link carries, what binds, what to set, what is impossible.",
     "simulate": "Play a collective or a plan as flows on the fabric's real graph.",
     "try": "Train for real in the wind tunnel: this machine, emulated WAN.",

@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from isthmus.cost.collectives_calibration import read_calibration
 from isthmus.documents import read_text
 from isthmus.errors import InputError
 from isthmus.fabric import check_fabric, parse_fabric, read_fabric
@@ -57,6 +58,9 @@ def plan(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the comma
     max_loss: Annotated[
         str | None, typer.Option("--max-loss", help="Refuse what may end the loss further off, e.g. 1%; see the loss column.")
     ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option("--calibration", help="From isthmus calibrate: what your own links reach.")
+    ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Show every strategy, also those that another beats in every way.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON on stdout.")] = False,
 ) -> None:
@@ -72,10 +76,12 @@ def plan(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the comma
     if variations:
         if output is not None or report is not None:
             raise InputError("--vary", "answers with a table, not with one plan", "leave out --output and --report")
+        if calibration is not None:
+            raise InputError("--vary", "does not take a calibration yet", "leave out --calibration")
         _vary(fabric, trained, variations, loss_max, as_json)
         return
     described = read_fabric(fabric)
-    chosen = choose_plan(described, trained, loss_max)
+    chosen = choose_plan(described, trained, loss_max, read_calibration(calibration) if calibration else None)
     _warn(fabric)
     if output is not None:
         _write(chosen, output)

@@ -5,7 +5,7 @@ beside it argues; `spread` is how far, in units of the natural logarithm, measur
 `python benchmarks/accuracy.py --fit` made of it. A class of link that nobody measured keeps its prior.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any, cast
@@ -14,7 +14,16 @@ import yaml
 
 from isthmus.fabric.carriers import Carrier
 
-__all__ = ["CarrierConstants", "Constant", "Constants", "constants_from", "default_constants", "known_constants"]
+__all__ = [
+    "LARGE_BYTES",
+    "Bands",
+    "CarrierConstants",
+    "Constant",
+    "Constants",
+    "constants_from",
+    "default_constants",
+    "known_constants",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +56,27 @@ class CarrierConstants:
     switch_latency_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bands:
+    """p10 and p90 of measured / predicted, for systems that the constants were not fitted to.
+
+    Attributes:
+        large: From LARGE_BYTES on, on a class of fabric that some other system of was fitted.
+        small: Below.
+        new_large: As `large`, on a class that none was fitted of.
+        new_small: As `small`, likewise.
+    """
+
+    large: tuple[float, float] = (1.0, 1.0)
+    small: tuple[float, float] = (1.0, 1.0)
+    new_large: tuple[float, float] = (1.0, 1.0)
+    new_small: tuple[float, float] = (1.0, 1.0)
+
+
+LARGE_BYTES = 8e6
+"""Times below are mostly latency, times above mostly bandwidth; bands differ."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Constants:
     """All of them. Compared by identity, so that what was derived from one set can be kept.
@@ -56,12 +86,18 @@ class Constants:
         share_ll: Of the bandwidth, what LL leaves for data; likewise `share_ll128`.
         share_tree: Of a ring's bandwidth, what a tree over three nodes or more reaches.
         share_nvls_tree: Of the switch's bandwidth, what is left when it feeds a tree between nodes.
+        share_rack: Of a board's switch bandwidth, what a rack's switches reach.
         share_pairwise: Of a ring's bandwidth, what pairwise sends reach.
+        ll_bytes_per_s: Most bus bandwidth of LL, whose buffers go through few channels.
         fill_bytes: Buffer at which the fill has reached 0.71 of `fill_s`.
         fill_one_way: Fill of what goes round once (all-gather, broadcast ...), as a share of an all-reduce's.
         fill_ll: Fill with LL, as a share of Simple's; likewise `fill_ll128`.
+        fill_switch: Fill where the node's switch adds, as a share of a chain's.
         fill_doubling: Growth of the fill with every doubling of ranks beyond 8.
-        launch_s: Launch and host work of one call, beyond NCCL's own latencies.
+        bands: How far real systems stand from the prediction.
+        classes: Classes of fabric (in a node + between nodes) that systems were fitted of.
+        own: By class, the bands of a calibration by the fabric's own measurements.
+        launch_s: Launch of one call on one GPU; what a process that launches on g GPUs in turn can time at least is g times it.
     """
 
     latency_ll: float
@@ -71,14 +107,23 @@ class Constants:
     share_ll128: float
     share_tree: float
     share_nvls_tree: float
+    share_rack: float
     share_pairwise: float
+    ll_bytes_per_s: float
     fill_bytes: float
     fill_one_way: float
     fill_ll: float
     fill_ll128: float
+    fill_switch: float
     fill_doubling: float
     launch_s: float
     carriers: dict[Carrier, CarrierConstants]
+    bands: Bands
+    classes: frozenset[str]
+    own: dict[str, Bands] = field(default_factory=dict[str, Bands])
+
+
+_UNKNOWN = Bands()
 
 
 @cache
@@ -94,18 +139,23 @@ def known_constants() -> tuple[Constant, ...]:
 @cache
 def default_constants() -> Constants:
     """The constants that predictions use where no calibration is given."""
-    return constants_from({each.name: each.value for each in known_constants()})
+    raw = _read()
+    bands = Bands(**{name: (float(pair[0]), float(pair[1])) for name, pair in raw.get("bands", {}).items()})
+    return constants_from({each.name: each.value for each in known_constants()}, bands, frozenset(raw.get("classes", ())))
 
 
-def constants_from(values: dict[str, float]) -> Constants:
-    """Constants of these values by name; KeyError where a global one is missing."""
+def constants_from(values: dict[str, float], bands: Bands = _UNKNOWN, classes: frozenset[str] = frozenset()) -> Constants:
+    """Constants of these values by name; TypeError where one is missing."""
     plain = {name: value for name, value in values.items() if "." not in name}
     carriers: dict[str, dict[str, float]] = {}
     for name, value in values.items():
         if "." in name:
             carrier, _, field = name.partition(".")
             carriers.setdefault(carrier, {})[field] = value
-    return Constants(**plain, carriers={cast(Carrier, name): CarrierConstants(**fields) for name, fields in carriers.items()})
+    by_carrier: dict[Carrier, CarrierConstants] = {
+        cast(Carrier, name): CarrierConstants(**fields) for name, fields in carriers.items()
+    }
+    return Constants(**plain, carriers=by_carrier, bands=bands, classes=classes)  # pyright: ignore[reportArgumentType]
 
 
 def _constant(name: str, raw: dict[str, Any]) -> Constant:

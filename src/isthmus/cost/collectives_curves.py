@@ -10,7 +10,7 @@ resource that is busiest (`bind`).
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from math import log2, prod
+from math import hypot, log2, prod
 
 from isthmus.cost.collectives_constants import Constants
 from isthmus.cost.collectives_group import Group, GroupLevel
@@ -26,13 +26,11 @@ NVLS_RANKS_MIN = 5
 NVLS_TREE_GPUS_MIN = 3
 """GPUs a node from which NCCL sets NVLS up at all (src/transport/nvls.cc returns at two)."""
 
-_LL_BYTES_PER_S: dict[str, tuple[float, float, float]] = {
-    "nvlink2": (39e9, 39e9, 20.4e9),
-    "nvlink3": (87.7e9, 22.5e9, 19e9),
-    "nvlink4": (141e9, 45e9, 35e9),
-    "nvlink5": (282e9, 90e9, 70e9),
-}
-"""Most bus bandwidth of LL on 1, 2, and more nodes: llMaxBws of NCCL 2.30, src/graph/tuning.cc; others count as nvlink3."""
+NVLS_TREE_MANY = 45.5 / 57.7
+"""What of a channel is left with more than two nodes: perChMaxNVLSTreeBws of Hopper, NCCL 2.30, src/graph/tuning.cc."""
+
+BOARD_GPUS_MAX = 16
+"""GPUs whose NVSwitches stand on one baseboard (DGX-2); more are joined by a rack's switch trays and cables."""
 
 HOST_BYTES_PER_S = 15.75e9
 """PCIe 3.0 x16, at most what goes through host memory per direction."""
@@ -64,30 +62,12 @@ class _Case:
     collective: Collective
     group: Group
     constants: Constants
-
-    @property
-    def ranks(self) -> int:
-        return prod(level.members for level in self.group)
-
-    @property
-    def inside(self) -> GroupLevel | None:
-        return self.group[0] if self.group[0].in_node else None
-
-    @property
-    def above(self) -> Group:
-        return self.group[1:] if self.group[0].in_node else self.group
-
-    @property
-    def gpus(self) -> int:
-        return self.group[0].members if self.group[0].in_node else 1
-
-    @property
-    def nodes(self) -> int:
-        return prod(level.members for level in self.above)
-
-    @property
-    def twice(self) -> bool:
-        return self.collective == "all-reduce"
+    inside: GroupLevel | None
+    above: Group
+    gpus: int
+    nodes: int
+    ranks: int
+    twice: bool
 
     def sustained(self, level: GroupLevel) -> float:
         """Bytes/s of a long transfer. GPUs read host memory no faster over a newer slot: their reads in flight bind."""
@@ -95,13 +75,15 @@ class _Case:
         one_way = 2.0 if level.carrier == "host" and self.collective in ("broadcast", "reduce") else 1.0  # half duplex
         return rate * one_way * self.constants.carriers[level.carrier].sustained
 
-    def fill_s(self, protocol: Protocol) -> float:
+    def fill_s(self, algorithm: Algorithm, protocol: Protocol) -> float:
         """F: what the links of the node and those above cost together; small protocols send small chunks."""
         constants = self.constants
         levels = [self.group[0], *self.above[:1]] if self.inside else self.above[:1]
-        total = sum(constants.carriers[level.carrier].fill_s for level in levels)
+        total = hypot(*(constants.carriers[level.carrier].fill_s for level in levels))  # they overlap in part
         depth = max(0.25, 1 + constants.fill_doubling * (log2(self.ranks) - 3))
         share = {"ll": constants.fill_ll, "ll128": constants.fill_ll128}.get(protocol, 1.0)
+        if algorithm in ("nvls", "nvls-tree"):
+            share *= constants.fill_switch
         return total * depth * share * (1.0 if self.twice else constants.fill_one_way)
 
     def latency_s(self, protocol: Protocol, base: str, hops: float) -> float:
@@ -124,7 +106,14 @@ class _Case:
         return total
 
     def curve(self, way: tuple[Algorithm, Protocol], latency_s: float, pace: tuple[float, str]) -> Curve:
-        return Curve(*way, self.constants.launch_s + latency_s, *pace, self.fill_s(way[1]), self.constants.fill_bytes)
+        return Curve(*way, latency_s, *pace, self.fill_s(*way), self.constants.fill_bytes)
+
+
+def _case(collective: Collective, group: Group, constants: Constants) -> _Case:
+    inside = group[0] if group[0].in_node else None
+    above = group[1:] if inside else group
+    gpus, nodes = inside.members if inside else 1, prod(level.members for level in above)
+    return _Case(collective, group, constants, inside, above, gpus, nodes, gpus * nodes, collective == "all-reduce")
 
 
 @lru_cache(maxsize=65536)
@@ -135,9 +124,9 @@ def curves(
 
     Empty where the group cannot do it that way.
     """
-    case = _Case(collective, group, constants)
-    if case.ranks <= 1:
+    if prod(level.members for level in group) <= 1:
         return (Curve("ring", "simple", 0.0, 0.0, "nothing to send", 0.0, 1.0),)
+    case = _case(collective, group, constants)
     ways = {
         "ring": _ring,
         "tree": _tree,
@@ -174,10 +163,8 @@ def _ring_bytes_per_s(case: _Case) -> tuple[float, str]:
 def _protocol_rate(case: _Case, protocol: Protocol, rate: tuple[float, str]) -> tuple[float, str]:
     match protocol:
         case "ll":
-            caps = _LL_BYTES_PER_S.get(case.inside.carrier if case.inside else "nvlink3", _LL_BYTES_PER_S["nvlink3"])
-            cap = caps[min(case.nodes, 3) - 1]
-            halved = rate[0] * case.constants.share_ll
-            return (halved, rate[1]) if halved <= cap else (cap, "LL protocol")
+            halved, most = rate[0] * case.constants.share_ll, case.constants.ll_bytes_per_s
+            return (halved, rate[1]) if halved <= most else (most, "LL protocol")
         case "ll128":
             return rate[0] * case.constants.share_ll128, rate[1]
         case _:
@@ -226,7 +213,7 @@ def _nvls(case: _Case) -> list[Curve]:
     if not case.twice or case.above or inside is None or not inside.adds or case.gpus < NVLS_RANKS_MIN:
         return []
     own = case.constants.carriers[inside.carrier]
-    pace = (case.gpus + 1) / case.gpus / (inside.rate_bytes_per_s * own.switch_sustained)
+    pace = (case.gpus + 1) / case.gpus / (inside.rate_bytes_per_s * own.switch_sustained * _rack_share(case))
     return [case.curve(("nvls", "simple"), own.switch_latency_s, (pace, f"{inside.carrier} switch"))]
 
 
@@ -236,13 +223,19 @@ def _nvls_tree(case: _Case) -> list[Curve]:
     if not case.twice or not case.above or inside is None or not inside.adds or case.gpus < NVLS_TREE_GPUS_MIN:
         return []
     own = case.constants.carriers[inside.carrier]
-    switch = (case.gpus + 1) / case.gpus / (inside.rate_bytes_per_s * own.switch_sustained * case.constants.share_nvls_tree)
+    two = case.nodes == 2
+    share = case.constants.share_nvls_tree * _rack_share(case) * (1.0 if two else NVLS_TREE_MANY)
+    switch = (case.gpus + 1) / case.gpus / (inside.rate_bytes_per_s * own.switch_sustained * share)
     slowest = min(case.above, key=case.sustained)
-    wire = (1.0 if case.nodes == 2 else 2.0) / case.sustained(slowest)
+    wire = (1.0 if two else 2.0 / case.constants.share_tree) / case.sustained(slowest)
     pace = (switch, f"{inside.carrier} switch") if switch >= wire else (wire, slowest.carrier)
     hop_s = _nccl_s("hop-net", "nvlstree") * case.constants.carriers[case.above[0].carrier].hop
     latency_s = own.switch_latency_s + 2 * log2(case.nodes) * hop_s + case.extra_s(lambda members: 2 * log2(members))
     return [case.curve(("nvls-tree", "simple"), latency_s, pace)]
+
+
+def _rack_share(case: _Case) -> float:
+    return case.constants.share_rack if case.gpus > BOARD_GPUS_MAX else 1.0
 
 
 def _collnet(case: _Case) -> list[Curve]:

@@ -7,7 +7,7 @@ from math import prod
 from isthmus.fabric import Fabric, NodeGroup, Region, levels
 from isthmus.fabric.carriers import IN_NODE_CARRIERS, Carrier, in_node_carrier, network_carrier
 
-__all__ = ["Group", "GroupLevel", "node_group", "ranks_of", "region_group", "with_ranks"]
+__all__ = ["Group", "GroupLevel", "class_of", "node_group", "ranks_of", "region_group", "with_ranks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +96,13 @@ def with_ranks(group: Group, ranks: int) -> Group:
     if left == 1:
         return tuple(kept)
     raise ValueError(f"{ranks} ranks do not fill {' x '.join(str(level.members) for level in group)} from the inside")
+
+
+def class_of(group: Sequence[GroupLevel]) -> str:
+    """The class of fabric, such as `nvlink4+infiniband`, `nvlink4+-` for one node, `-+roce` for one GPU a node."""
+    inside = next((level.carrier for level in group if level.in_node), "-")
+    above = next((level.carrier for level in group if not level.in_node), "-")
+    return f"{inside}+{above}"
 
 
 def ranks_of(group: Sequence[GroupLevel]) -> int:

@@ -6,19 +6,20 @@ The quickest of NCCL's ways to do it (`collectives_curves`), as NCCL's own tuner
 real systems of that description measured.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.cost.collectives_constants import Constants, default_constants
+from isthmus.cost.collectives_constants import LARGE_BYTES, Constants, default_constants
 from isthmus.cost.collectives_curves import Curve, curves
-from isthmus.cost.collectives_group import Group
+from isthmus.cost.collectives_group import Group, class_of
 from isthmus.errors import InfeasibleError
 from isthmus.formats.collective_runs import Algorithm, Collective, Protocol
 
-__all__ = ["CollectiveTime", "collective_seconds", "collective_time"]
+__all__ = ["CollectiveTime", "band_of", "collective_seconds", "collective_time", "seconds_of_ways"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +61,11 @@ def collective_time(
     ways = _ways(collective, group, algorithm, protocol, known)
     best = min(ways, key=lambda curve: _seconds(curve, size_bytes))
     seconds = _seconds(best, size_bytes)
+    low, high = band_of(size_bytes, group, known)
     return CollectiveTime(
         seconds=seconds,
-        low_s=seconds,
-        high_s=seconds,
+        low_s=seconds * low,
+        high_s=seconds * high,
         algorithm=best.algorithm,
         protocol=best.protocol,
         limit=_limit(best, size_bytes),
@@ -85,10 +87,24 @@ def collective_seconds(
         InfeasibleError: As `collective_time`.
     """
     ways = _ways(collective, group, algorithm, protocol, constants or default_constants())
+    return np.min(seconds_of_ways(ways, sizes_bytes), axis=0)
+
+
+def band_of(size_bytes: float, group: Group, constants: Constants) -> tuple[float, float]:
+    """p10 and p90 of measured / predicted on systems like `group` that the constants were not fitted to."""
+    name = class_of(group)
+    bands, large = constants.own.get(name, constants.bands), size_bytes >= LARGE_BYTES
+    if name in constants.classes or name in constants.own:
+        return bands.large if large else bands.small
+    return bands.new_large if large else bands.new_small
+
+
+def seconds_of_ways(ways: Sequence[Curve], sizes_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Seconds of each way for each size, shape [ways, *sizes]."""
     columns = np.array([(way.latency_s, way.fill_s, way.fill_bytes, way.seconds_per_byte) for way in ways])
     latency, fill, fill_bytes, pace = columns.T[..., *(None,) * sizes_bytes.ndim]
     share = sizes_bytes / fill_bytes
-    return np.min(latency + fill * np.sqrt(share / (1 + share)) + sizes_bytes * pace, axis=0)
+    return latency + fill * np.sqrt(share / (1 + share)) + sizes_bytes * pace
 
 
 def _ways(

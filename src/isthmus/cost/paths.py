@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from isthmus.cost.collectives import Link, Tier, nvls_all_reduce_s, ring_all_reduce_s
+from isthmus.cost.collectives_constants import Constants
 from isthmus.cost.efficiency import (
     NCCL_BUFFER,
     NCCL_CHANNELS,
@@ -26,6 +27,7 @@ from isthmus.cost.transport import (
     window_rate_bytes_per_s,
 )
 from isthmus.fabric import Fabric, NodeGroup
+from isthmus.fabric.carriers import Carrier, in_node_carrier, network_carrier
 from isthmus.fabric.entries import number
 from isthmus.fabric.levels import levels
 from isthmus.fabric.model import LevelName
@@ -35,6 +37,7 @@ __all__ = [
     "all_reduce_across_regions_s",
     "exchange_s",
     "in_node_all_reduce_s",
+    "level_carriers",
     "nvls_link",
     "region_tiers",
     "wan_pipe",
@@ -109,25 +112,40 @@ class Wan:
         return self.one_way_s * (1 if self.regions == 2 else 2)
 
 
-def region_tiers(fabric: Fabric) -> tuple[Tier, ...]:
+def region_tiers(fabric: Fabric, constants: Constants | None = None) -> tuple[Tier, ...]:
     """The tiers inside a region, from the GPU outwards, each with the rail of one GPU as its link.
 
     A level's bandwidth is that of one member, which all ranks of the member share: B_rank = B eta / ranks
-    below.
+    below. Where `constants` of a calibration are given, eta is what they say of each class of link that carries a
+    level, and a hop takes the multiple of NCCL's constant that they found.
     """
     tiers: list[Tier] = []
     below = 1
     for level in levels(fabric):
         if level.name == "wan":
             continue
+        share, hop = _EFFICIENCY[level.name], 1.0
+        if constants is not None:
+            found = [constants.carriers[carrier] for carrier in level_carriers(fabric, level.name)]
+            share, hop = min(each.sustained for each in found), max(each.hop for each in found)
         link = Link(
-            latency_s=level.latency_s,
-            bandwidth_bytes_per_s=level.bandwidth_bytes_per_s * _EFFICIENCY[level.name] / below,
+            latency_s=level.latency_s * hop,
+            bandwidth_bytes_per_s=level.bandwidth_bytes_per_s * share / below,
             source=level.source,
         )
         tiers.append(Tier(members=level.members, link=link))
         below *= level.members
     return tuple(tiers)
+
+
+def level_carriers(fabric: Fabric, name: LevelName) -> tuple[Carrier, ...]:
+    """The classes of link that carry the level called `name` in the regions, each once."""
+    if name in ("node", "region"):
+        return tuple(dict.fromkeys(network_carrier(region.network) for region in fabric.regions))
+    if name == "pcie":
+        return ("pcie",)
+    groups = [group for region in fabric.regions for group in region.groups]
+    return tuple(dict.fromkeys(in_node_carrier(group) for group in groups if group.in_node.kind not in ("none", "pcie")))
 
 
 def nvls_link(group: NodeGroup) -> Link:

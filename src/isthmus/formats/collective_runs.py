@@ -15,6 +15,7 @@ from isthmus.documents import Count, Document, RateBytesPerS, load_document
 from isthmus.fabric.carriers import InNodeCarrier, NetworkCarrier
 
 __all__ = [
+    "ALGORITHMS",
     "COLLECTIVES",
     "Adapters",
     "Algorithm",
@@ -32,6 +33,7 @@ Collective = Literal["all-reduce", "all-gather", "reduce-scatter", "broadcast", 
 Algorithm = Literal["auto", "ring", "tree", "nvls", "nvls-tree", "collnet", "pat", "pairwise"]
 Protocol = Literal["auto", "ll", "ll128", "simple"]
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Run:
         network: None for one node, or where the text does not say.
         algorithm: What was forced, else `auto`.
         protocol: What was forced, else `auto`.
+        gpus_per_process: GPUs that one host process launches on, one after another (`-g` of nccl-tests).
         left_out: Why it is not scored; empty for a run that is.
         rows: Out-of-place times, in order of size.
     """
@@ -89,6 +92,7 @@ class Run:
     network: Adapters | None = None
     algorithm: Algorithm = "auto"
     protocol: Protocol = "auto"
+    gpus_per_process: int = 1
     left_out: str = ""
     rows: tuple[Row, ...]
 
@@ -141,6 +145,7 @@ class RunEntry(Document):
     collective: Collective
     algorithm: Algorithm = "auto"
     protocol: Protocol = "auto"
+    gpus_per_process: Annotated[Count, Field(ge=1)] = 1
     note: str = ""
     from_: Literal["time", "busbw"] = Field(default="time", alias="from", description="busbw: times worked out from it.")
     sizes_bytes: list[Annotated[Count, Field(ge=1)]]
@@ -189,6 +194,7 @@ def _run(entry: RunEntry, where: str) -> Run:
         network=Adapters(carrier=adapters.carrier, count=adapters.adapters, rate_bytes_per_s=adapters.rate) if adapters else None,
         algorithm=entry.algorithm,
         protocol=entry.protocol,
+        gpus_per_process=entry.gpus_per_process,
         left_out=entry.left_out,
         rows=tuple(Row(size, micros * 1e-6) for size, micros in zip(entry.sizes_bytes, entry.times_us, strict=True)),
     )

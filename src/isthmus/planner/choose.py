@@ -9,6 +9,7 @@ wherever they cost only a few per cent. The rest is ranked by the same rule, aga
 
 from dataclasses import dataclass
 
+from isthmus.cost.collectives_constants import Constants
 from isthmus.cost.money import bill
 from isthmus.errors import InfeasibleError
 from isthmus.fabric import Fabric
@@ -35,7 +36,13 @@ class Weighed:
     refused: tuple[Candidate, ...]
 
 
-def weigh(fabric: Fabric, workload: Workload, loss_max: float | None = None, known: Known | None = None) -> Weighed:
+def weigh(
+    fabric: Fabric,
+    workload: Workload,
+    loss_max: float | None = None,
+    known: Known | None = None,
+    constants: Constants | None = None,
+) -> Weighed:
     """Every strategy on `fabric`, ranked; no explanation.
 
     Args:
@@ -43,11 +50,12 @@ def weigh(fabric: Fabric, workload: Workload, loss_max: float | None = None, kno
         workload: What is trained.
         loss_max: Refuse strategies whose loss band ends higher; None refuses none.
         known: Layouts already worked out for a fabric that differs only in its WAN; added to.
+        constants: Of a calibration; None for the shipped efficiencies.
 
     Raises:
         InfeasibleError: The model does not fit all GPUs together, or no strategy is left.
     """
-    setting = make_setting(fabric, workload)
+    setting = make_setting(fabric, workload, constants)
     check_fabric(setting)
     weighing = weigh_all(setting, {} if known is None else known, loss_max)
     if not weighing.priced:
@@ -56,10 +64,12 @@ def weigh(fabric: Fabric, workload: Workload, loss_max: float | None = None, kno
     return Weighed(setting, tuple(ranked), weighing.refused)
 
 
-def choose_plan(fabric: Fabric, workload: Workload, loss_max: float | None = None) -> Plan:
+def choose_plan(
+    fabric: Fabric, workload: Workload, loss_max: float | None = None, constants: Constants | None = None
+) -> Plan:
     """The plan for training `workload` on `fabric`, with every strategy weighed beside it. Arguments and errors of `weigh`."""
     known: Known = {}
-    weighed = weigh(fabric, workload, loss_max, known)
+    weighed = weigh(fabric, workload, loss_max, known, constants)
     setting, refused = weighed.setting, list(weighed.refused)
     ranked = [to_candidate(setting, each) for each in weighed.ranked]
     winner = ranked[0]

@@ -1,6 +1,7 @@
 """The numbers that a plan rests on and its reader did not see computed, each with its source."""
 
 from isthmus.cost.codecs import CODEC_MEMORY_SHARE
+from isthmus.cost.collectives_constants import Constants
 from isthmus.cost.efficiency import (
     BACKWARD_FRACTION,
     BLOCKING_IN_MFU,
@@ -15,7 +16,7 @@ from isthmus.cost.efficiency import (
     RDMA_PAYLOAD,
     TCP_WINDOW,
 )
-from isthmus.cost.paths import Wan
+from isthmus.cost.paths import Wan, level_carriers
 from isthmus.fabric import levels
 from isthmus.plan import Assumption
 from isthmus.planner.setting import Setting
@@ -56,9 +57,25 @@ def _tier_assumptions(setting: Setting) -> list[Assumption]:
     """Efficiencies of the tiers that the regions have; none for single GPUs."""
     names = {level.name for level in levels(setting.fabric)}
     found = [BLOCKING_IN_MFU] if names - {"wan"} else []
+    if setting.constants is not None:
+        return found + _calibrated(setting, setting.constants)
     found += [NVLINK_EFFICIENCY] if "nvlink" in names else []
     found += [PCIE_EFFICIENCY] if "pcie" in names else []
     return found + ([NETWORK_EFFICIENCY] if names & {"node", "region"} else [])
+
+
+def _calibrated(setting: Setting, constants: Constants) -> list[Assumption]:
+    names = [level.name for level in levels(setting.fabric) if level.name != "wan"]
+    carriers = [carrier for name in names for carrier in level_carriers(setting.fabric, name)]
+    return [
+        Assumption(
+            name=f"{carrier}, share of line rate",
+            value=constants.carriers[carrier].sustained,
+            unit="",
+            source="the calibration given, over isthmus's fit to public measurements (cost/collectives.yaml)",
+        )
+        for carrier in dict.fromkeys(carriers)
+    ]
 
 
 def _wan_assumptions(wan: Wan) -> list[Assumption]:

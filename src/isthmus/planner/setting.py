@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from isthmus.cost.codecs import Matrices
 from isthmus.cost.collectives import Tier
+from isthmus.cost.collectives_constants import Constants
 from isthmus.cost.efficiency import DEFAULT_MFU, MEMORY_RESERVE
 from isthmus.cost.paths import Wan, region_tiers, wan_pipe
 from isthmus.errors import InfeasibleError
@@ -33,6 +34,7 @@ class Setting:
         matrices: Those that are matrices, by shape: what low-rank codecs see.
         tiers: Inside a region.
         wan: Between regions; None for one region.
+        constants: Of a calibration by the fabric's own measurements; None where there is none.
     """
 
     fabric: Fabric
@@ -50,6 +52,7 @@ class Setting:
     matrices: tuple[Matrices, ...]
     tiers: tuple[Tier, ...]
     wan: Wan | None
+    constants: Constants | None = None
 
     @property
     def regions(self) -> int:
@@ -67,7 +70,7 @@ class Setting:
         return state_bytes(self.workload.shape, self.workload.precision, self.workload.gradient_bytes).total
 
 
-def make_setting(fabric: Fabric, workload: Workload) -> Setting:
+def make_setting(fabric: Fabric, workload: Workload, constants: Constants | None = None) -> Setting:
     """Boil down `fabric` and `workload`.
 
     A synchronous step is paced by its slowest GPU, so mixed GPUs count with the least memory and the least
@@ -99,8 +102,9 @@ def make_setting(fabric: Fabric, workload: Workload) -> Setting:
         mfu_source=mfu_source,
         parameters=parameter_count(workload.shape) + mtp_parameter_count(workload.shape),
         matrices=tuple(Matrices(rows=rows, columns=width, count=count) for rows, width, count in weight_matrices(workload.shape)),
-        tiers=region_tiers(fabric),
+        tiers=region_tiers(fabric, constants),
         wan=wan_pipe(fabric),
+        constants=constants,
     )
 
 

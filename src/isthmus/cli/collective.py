@@ -1,0 +1,120 @@
+"""`isthmus collective`: how long one collective takes on a region of a fabric, how sure that is, and what limits it."""
+
+import json
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from isthmus.cost.collectives_calibration import read_calibration
+from isthmus.cost.collectives_constants import default_constants
+from isthmus.cost.collectives_group import class_of, ranks_of, region_group, with_ranks
+from isthmus.cost.collectives_time import CollectiveTime, collective_time
+from isthmus.errors import InputError, nearest
+from isthmus.fabric import read_fabric
+from isthmus.formats.collective_runs import ALGORITHMS, COLLECTIVES, Algorithm, Collective, bus_factor
+from isthmus.units import BYTES, QuantityError, quantity, show_bytes, show_seconds
+
+EXAMPLES = """Examples:
+
+isthmus collective all-reduce examples/one-node.yaml
+
+isthmus collective all-gather examples/shenzhen-shanghai-8.yaml --region shanghai --size 256MiB --size 4GiB
+
+isthmus collective all-reduce fabric.yaml --ranks 16 --algorithm ring --calibration calibration.yaml --json
+"""
+SIZES = ("64KiB", "1MiB", "8MiB", "64MiB", "512MiB", "4GiB")
+
+
+def collective(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the command
+    name: Annotated[str, typer.Argument(metavar="COLLECTIVE", help=f"One of {', '.join(COLLECTIVES)}.")],
+    fabric: Annotated[Path, typer.Argument(help="A fabric.yaml.")],
+    region: Annotated[str | None, typer.Option("--region", help="Of the fabric; its first if left out.")] = None,
+    ranks: Annotated[int | None, typer.Option("--ranks", help="GPUs, filling nodes in turn; all if left out.")] = None,
+    size: Annotated[list[str] | None, typer.Option("--size", help="Buffer as nccl-tests counts it, such as 1GiB.")] = None,
+    algorithm: Annotated[str, typer.Option("--algorithm", help=f"One of {', '.join(ALGORITHMS)}.")] = "auto",
+    calibration: Annotated[Path | None, typer.Option("--calibration", help="From isthmus calibrate.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print rows as JSON.")] = False,
+) -> None:
+    """Predict one collective alone on one region: time, p10-p90, bus bandwidth, NCCL's algorithm, and the limit.
+
+    The band holds four of five real systems of that description; `make accuracy` shows how that was measured.
+    """
+    _known(name, COLLECTIVES, "COLLECTIVE")
+    _known(algorithm, ALGORITHMS, "--algorithm")
+    place = read_fabric(fabric)
+    names = [each.name for each in place.regions]
+    chosen = region or names[0]
+    _known(chosen, names, "--region")
+    group = region_group(place, chosen)
+    if ranks is not None:
+        try:
+            group = with_ranks(group, ranks)
+        except ValueError as error:
+            raise InputError("--ranks", str(error), f"{chosen} has {ranks_of(group)} GPUs") from None
+    if not group:
+        raise InputError("--ranks", "one rank sends nothing", "at least 2")
+    constants = read_calibration(calibration) if calibration else default_constants()
+    kind, way = cast(Collective, name), cast(Algorithm, algorithm)
+    sizes = [_bytes(text) for text in size or SIZES]
+    times = [(each, collective_time(kind, each, group, algorithm=way, constants=constants)) for each in sizes]
+    factor = bus_factor(kind, ranks_of(group))
+    if as_json:
+        print(json.dumps([_plain(each, found, factor) for each, found in times], indent=2))
+        return
+    shape = " x ".join(f"{level.members} over {level.carrier}" for level in group)
+    console = Console()
+    console.print(f"{name} of {ranks_of(group)} GPUs in {chosen}: {shape}\n")
+    console.print(_table(times, factor))
+    if class_of(group) not in constants.classes and class_of(group) not in constants.own:
+        console.print(f"[yellow]No system of class {class_of(group)} was measured: constants at their priors, bands wide.[/]")
+
+
+def _known(word: str, words: tuple[str, ...] | list[str], where: str) -> None:
+    if word not in words:
+        raise InputError(where, f"unknown name {word!r}", nearest(word, words))
+
+
+def _bytes(text: str) -> float:
+    try:
+        found = quantity(text, BYTES)
+    except QuantityError as error:
+        raise InputError("--size", str(error), "such as --size 256MiB") from None
+    if found <= 0:
+        raise InputError("--size", f"{text!r} is no size", "such as --size 256MiB")
+    return found
+
+
+def _plain(size: float, found: CollectiveTime, factor: float) -> dict[str, object]:
+    return {
+        "size_bytes": size,
+        "seconds": found.seconds,
+        "p10_s": found.low_s,
+        "p90_s": found.high_s,
+        "busbw_bytes_per_s": factor * size / found.seconds,
+        "algorithm": found.algorithm,
+        "protocol": found.protocol,
+        "limit": found.limit,
+    }
+
+
+def _table(times: list[tuple[float, CollectiveTime]], factor: float) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("size", "time", "p10", "p90", "busbw"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("NCCL", no_wrap=True)
+    table.add_column("limit", no_wrap=True)
+    for size, found in times:
+        table.add_row(
+            show_bytes(size),
+            show_seconds(found.seconds),
+            show_seconds(found.low_s),
+            show_seconds(found.high_s),
+            f"{show_bytes(factor * size / found.seconds)}/s",
+            f"{found.algorithm} {found.protocol}",
+            found.limit,
+        )
+    return table
