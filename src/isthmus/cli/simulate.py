@@ -23,6 +23,8 @@ isthmus simulate examples/shenzhen-shanghai-8.yaml --bytes 1GB --fail shenzhen/n
 
 isthmus simulate examples/clos-1024.yaml --bytes 1GB --routing hash --fail 'ulanqab/leaf0/uplink*:up' --json
 
+isthmus simulate examples/shenzhen-shanghai-8.yaml --plan plan.yaml --trace step.json
+
 isthmus simulate examples/clos-1024.yaml --ranks 0-511 --job all-to-all:512-1023 --bytes 1GB --trace trace.json
 """
 
@@ -47,6 +49,8 @@ def simulate(  # noqa: PLR0913, PLR0917
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the hash that spreads flows.", min=0)] = 0,
     fold: Annotated[bool, typer.Option(help="Play equal flows once; changes only the time it takes.")] = True,
+    plan: Annotated[Path | None, typer.Option(help="Play a step of this plan instead of a collective.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Of the plan, where it names none that is known here.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a timeline for ui.perfetto.dev.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -59,6 +63,11 @@ def simulate(  # noqa: PLR0913, PLR0917
     from isthmus.sim import COLLECTIVES
 
     described = read_fabric(fabric)
+    if plan is not None:
+        from isthmus.cli.simulated_plan import play_plan
+
+        play_plan(described, plan, (workload, routing, fail or [], [_share(text) for text in weaken or []]), trace, as_json)
+        return
     kinds = {kind: kind for kind in COLLECTIVES}
     if collective not in kinds:
         raise InputError("--collective", f"unknown collective {collective!r}", nearest(collective, kinds))

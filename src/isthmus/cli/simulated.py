@@ -22,7 +22,7 @@ from isthmus.formats.perfetto import Span
 from isthmus.sim import Carriage, Collective, FabricMap, PhasePlayed, Shares, map_fabric, with_faults
 from isthmus.units import show_bytes, show_seconds
 
-__all__ = ["carriage_of", "compared", "result_of", "show_result", "spans_of", "wired"]
+__all__ = ["carriage_of", "compared", "result_of", "routing_named", "show_result", "spans_of", "wired"]
 
 _ROUTINGS = {"balanced": "balanced", "hash": "hash", "destination": "destination"}
 _ROWS_SHOWN = 12
@@ -58,10 +58,18 @@ def _stream_limits(fabric: Fabric, streams: int) -> dict[tuple[str, str], float]
 
 def wired(fabric: Fabric, routing: str | None, fail: Sequence[str], weaken: Sequence[tuple[str, float]]) -> FabricMap:
     """`fabric` as a graph, after its faults."""
-    if routing is not None and routing not in _ROUTINGS:
-        raise InputError("--routing", f"unknown routing {routing!r}", nearest(routing, _ROUTINGS))
-    way: Any = routing
-    return with_faults(map_fabric(fabric, carriage_of(fabric), way), fail, weaken)
+    return with_faults(map_fabric(fabric, carriage_of(fabric), routing_named(routing)), fail, weaken)
+
+
+def routing_named(name: str | None) -> Any:
+    """The routing called `name`; None where none is asked for.
+
+    Raises:
+        InputError: There is none of that name.
+    """
+    if name is not None and name not in _ROUTINGS:
+        raise InputError("--routing", f"unknown routing {name!r}", nearest(name, _ROUTINGS))
+    return name
 
 
 def compared(fabric: Fabric, asked: Collective) -> list[dict[str, Any]]:
