@@ -15,7 +15,7 @@ from isthmus.cli.simulated import carriage_of, routing_named
 from isthmus.cost.codecs import codec_ratio
 from isthmus.cost.efficiency import BACKWARD_FRACTION
 from isthmus.cost.paths import wan_pipe
-from isthmus.cost.step import pipeline_bubble_fraction, pipeline_warm_up_extra
+from isthmus.cost.step import pipeline_bubble_fraction, pipeline_warm_up_extra, swap_bytes
 from isthmus.errors import InputError
 from isthmus.fabric import Fabric
 from isthmus.formats.perfetto import Span, trace_events
@@ -26,7 +26,7 @@ from isthmus.sim.step_script import StepAsked, script_of
 from isthmus.units import show_bytes, show_seconds
 from isthmus.workload import Workload, mtp_parameter_count, parameter_count, read_workload
 
-__all__ = ["play_plan", "step_asked"]
+__all__ = ["play_plan", "step_asked", "step_of"]
 
 How = tuple[str | None, str | None, Sequence[str], Sequence[tuple[str, float]]]
 
@@ -71,7 +71,10 @@ def step_asked(fabric: Fabric, plan: Plan, workload: Workload) -> StepAsked:
     parameters = float(parameter_count(workload.shape) + mtp_parameter_count(workload.shape))
     local = strategy.kind == "local-steps"
     plain = 4 if local else workload.gradient_bytes
-    coded = plain if strategy.codec in ("none", "powersgd") else 4 * codec_ratio(strategy.codec, strategy.codec_density)
+    ratio = 1.0 if strategy.codec in ("none", "powersgd") else codec_ratio(strategy.codec, strategy.codec_density)
+    crossing = parameters * (plain if strategy.codec == "none" else 4 * ratio)
+    if strategy.codec == "powersgd":  # its bytes follow from the shapes of the parameters, which the plan has counted
+        crossing = plan.prediction.wan_bytes_per_step * strategy.inner_steps / swap_bytes(1.0, len(fabric.regions))
     each = 4 if workload.precision == "fp32" else 2
     activation = workload.sequence_length * layout.micro_batch * workload.shape.hidden * each / (layout.tp * layout.cp)
     extra, wan = 0, wan_pipe(fabric)
@@ -85,18 +88,18 @@ def step_asked(fabric: Fabric, plan: Plan, workload: Workload) -> StepAsked:
         backward_fraction=BACKWARD_FRACTION.value,
         micro_batches=rounds,
         gradient_bytes=parameters * workload.gradient_bytes / (layout.tp * layout.pp),
-        wan_bytes=parameters * coded,
+        wan_bytes=crossing,
         gathered_bytes=parameters * 4,
         activation_bytes=activation,
+        crossing_bytes=activation if strategy.codec == "none" else activation / each * 4 * ratio,
         extra_in_flight=extra,
     )
 
 
 def _result(chart: FabricMap, plan: Plan, played: tuple[Script, ScriptPlayed, ScriptPlayed]) -> dict[str, Any]:
-    script, whole, alone = played
+    script, whole, _ = played
     steps = plan.strategy.inner_steps if plan.strategy.kind == "local-steps" else 1
-    exposed = (whole.seconds - alone.seconds) / steps
-    own = alone.seconds / (steps + plan.strategy.delay_steps) if steps > 1 else alone.seconds
+    own, exposed = step_of(plan, played[1:])
     with np.errstate(divide="ignore", invalid="ignore"):
         busy = whole.busy_s / whole.seconds
     predicted = plan.prediction
@@ -115,6 +118,17 @@ def _result(chart: FabricMap, plan: Plan, played: tuple[Script, ScriptPlayed, Sc
         "peak_load": whole.peak_load,
         "levels": _levels(chart, whole, busy),
     }
+
+
+def step_of(plan: Plan, played: tuple[ScriptPlayed, ScriptPlayed]) -> tuple[float, float]:
+    """(seconds of a step with the WAN off, seconds that it adds), from the script played with the WAN and without it."""
+    whole, alone = played
+    if plan.strategy.kind != "local-steps":
+        return alone.seconds, whole.seconds - alone.seconds
+    # Of the window, every inner step is alike; what comes on top is the sync's.
+    own = plan.prediction.step_s - plan.prediction.exposed_s
+    window = plan.strategy.inner_steps + plan.strategy.delay_steps
+    return own, (whole.seconds - window * own) / plan.strategy.inner_steps
 
 
 def _levels(chart: FabricMap, whole: ScriptPlayed, busy: Any) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ class StepAsked:
         gradient_bytes: Of one GPU, as they are reduced inside a region.
         wan_bytes: Whole gradient, delta or parameters as they cross the WAN, coded.
         gathered_bytes: Of one GPU, gathered in the region after an outer sync.
-        activation_bytes: Of one micro-batch, on one GPU, between two stages.
+        activation_bytes: Of one micro-batch, on one GPU, between two stages; `crossing_bytes` as they cross the WAN, coded.
         extra_in_flight: Micro-batches that stages before a crossing keep in flight beyond 1F1B's own.
     """
 
@@ -48,6 +48,7 @@ class StepAsked:
     wan_bytes: float
     gathered_bytes: float
     activation_bytes: float
+    crossing_bytes: float
     extra_in_flight: int = 0
 
 
@@ -127,7 +128,8 @@ def _step(script: Script, asked: StepAsked, grid: Ints) -> None:
             beyond = sends[stage] if what == "F" and stage < stages - 1 else returns[stage - 1] if what == "B" and stage else None
             track = f"to stage {stage + 1 if what == 'F' else stage - 1}"
             name = f"{'activations' if what == 'F' else 'gradients'} {batch}"
-            amount = (asked.activation_bytes, 1)
+            coded = beyond is not None and script.flows[beyond].wan
+            amount = (asked.crossing_bytes if coded else asked.activation_bytes, 1)
             came[what, stage, batch] = script.send((where[0], track), name, beyond, amount, [last[stage]])
             at[stage], done, moved = at[stage] + 1, done + 1, True
         assert moved, "a 1F1B schedule that waits for itself"
