@@ -25,6 +25,8 @@ isthmus simulate examples/clos-1024.yaml --bytes 1GB --routing hash --fail 'ulan
 
 isthmus simulate examples/shenzhen-shanghai-8.yaml --plan plan.yaml --trace step.json
 
+isthmus simulate examples/clos-1024.yaml --tuner-csv tuner.csv
+
 isthmus simulate examples/clos-1024.yaml --ranks 0-511 --job all-to-all:512-1023 --bytes 1GB --trace trace.json
 """
 
@@ -52,6 +54,9 @@ def simulate(  # noqa: PLR0913, PLR0917
     plan: Annotated[Path | None, typer.Option(help="Play a step of this plan instead of a collective.")] = None,
     workload: Annotated[str | None, typer.Option(help="Of the plan, where it names none that is known here.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a timeline for ui.perfetto.dev.")] = None,
+    tuner_csv: Annotated[
+        Path | None, typer.Option(help="Write the chosen algorithms for NCCL's example tuner plugin, and play nothing.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Play a collective as flows on the real graph of a fabric: links shared max-min fairly, ECMP, failures, other jobs.
@@ -63,6 +68,11 @@ def simulate(  # noqa: PLR0913, PLR0917
     from isthmus.sim import COLLECTIVES
 
     described = read_fabric(fabric)
+    if tuner_csv is not None:
+        from isthmus.cli.simulated_tuner import write_tuner
+
+        print(f"{tuner_csv}: {write_tuner(described, tuner_csv)} rules", file=sys.stderr)
+        return
     if plan is not None:
         from isthmus.cli.simulated_plan import play_plan
 
