@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from isthmus.errors import InfeasibleError
 from isthmus.sim.compiled_events import play_compiled
@@ -87,3 +88,19 @@ def test_taking_ends_together_moves_no_end_by_more_than_the_batch_a_filling(draw
     exact, batched = (play_phase(*drawn, fold=False, batch=batch) for batch in (0.0, 1e-3))
     assert batched.finish_s == pytest.approx(exact.finish_s, rel=1e-3 * max(1, exact.fillings))
     assert batched.sent_bytes == pytest.approx(exact.sent_bytes, rel=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(drawn=phases(streams=8, links=5, chained=True), unit=st.floats(1e-3, 1e3))
+def test_other_units_of_data_change_nothing(drawn: tuple[Phase, Numbers], unit: float) -> None:
+    made, capacity = drawn
+    other = replace(made, size_bytes=made.size_bytes * unit, limit_bytes_per_s=made.limit_bytes_per_s * unit)
+    assert play_phase(other, capacity * unit).finish_s == pytest.approx(play_phase(made, capacity).finish_s, rel=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(drawn=phases(streams=8, links=5), faster=st.floats(1, 10))
+def test_more_bandwidth_everywhere_is_never_slower(drawn: tuple[Phase, Numbers], faster: float) -> None:
+    made, capacity = drawn
+    quicker = play_phase(replace(made, limit_bytes_per_s=made.limit_bytes_per_s * faster), capacity * faster)
+    assert (quicker.finish_s <= play_phase(made, capacity).finish_s * (1 + 1e-9)).all()
