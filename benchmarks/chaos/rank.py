@@ -26,7 +26,7 @@ from isthmus.runtime.wan.rail import Rail
 __all__ = ["main", "preload"]
 
 PRESET, LR, HELD_OUT_WINDOWS, WORLD_SILENCE_S = "micro", 1e-3, 256, 30.0
-LARGE_BYTES, CHECKPOINTS_KEPT, DECAY_STEPS, BEGINNING_STEPS = 1000, 2, 120, 300
+LARGE_BYTES, CHECKPOINTS_KEPT, DECAY_STEPS, BEGINNING_STEPS = 1000, 2, 240, 300
 
 corpus = functools.cache(read_corpus)
 
