@@ -152,6 +152,8 @@ def print_lines(report: Report, *, everything: bool) -> None:
 
 def show(lines: Iterable[tuple[str, str]]) -> None:
     """Print styled lines."""
+    from textwrap import wrap
+
     from rich.console import Console
     from rich.text import Text
 
@@ -165,4 +167,7 @@ def show(lines: Iterable[tuple[str, str]]) -> None:
     }
     console = Console(highlight=False, soft_wrap=True)
     for style, text in lines:
-        console.print(Text(text, style=styles.get(style, "")))
+        # On a terminal long lines hang under their label; in a file or pipe each stays one line, for grep.
+        wrapped = wrap(text, console.width, subsequent_indent=" " * 12, break_on_hyphens=False) if console.is_terminal else [text]
+        for line in wrapped or [""]:
+            console.print(Text(line, style=styles.get(style, "")))

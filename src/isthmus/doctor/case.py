@@ -46,11 +46,13 @@ class Case:
     """Facts in the order they were read."""
 
     facts: dict[type[Any], list[Any]] = field(default_factory=dict[type[Any], list[Any]])
+    grouped: dict[type[Any], dict[str, list[Any]]] = field(default_factory=dict[type[Any], dict[str, list[Any]]], repr=False)
     expected: Expected = field(default_factory=Expected)
     nccl: tuple[int, ...] | None = None
 
     def add(self, facts: Iterable[Any]) -> None:
         """Take in what a reader made."""
+        self.grouped.clear()
         for fact in facts:
             kind = cast("type[Any]", type(fact))
             self.facts.setdefault(kind, []).append(fact)
@@ -61,16 +63,19 @@ class Case:
 
     def hosts(self, kind: type[T]) -> dict[str, list[T]]:
         """Facts of one type by host; one entry with an empty name when no host is known."""
-        grouped: dict[str, list[T]] = defaultdict(list)
-        for fact in self.of(kind):
-            grouped[fact.at.host].append(fact)
-        return dict(grouped)
+        key = cast("type[Any]", kind)
+        if key not in self.grouped:
+            grouped: dict[str, list[Any]] = defaultdict(list)
+            for fact in self.of(kind):
+                grouped[fact.at.host].append(fact)
+            self.grouped[key] = dict(grouped)
+        return cast("dict[str, list[T]]", self.grouped[key])
 
     def model(self, host: str) -> str:
         """GPU model of a host, or empty: from any tool that names it."""
-        names = [report.name for report in self.of(GpuReport) if report.at.host == host and report.name]
-        names += [name.name for name in self.of(GpuName) if name.at.host == host]
-        names += [status.name for status in self.of(NvlinkStatus) if status.at.host == host and status.name]
+        names = [report.name for report in self.hosts(GpuReport).get(host, []) if report.name]
+        names += [name.name for name in self.hosts(GpuName).get(host, [])]
+        names += [status.name for status in self.hosts(NvlinkStatus).get(host, []) if status.name]
         return names[0] if names else ""
 
     def nccl_version(self, host: str = "") -> tuple[int, ...] | None:

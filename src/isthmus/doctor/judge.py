@@ -60,7 +60,7 @@ def diagnose(
     for document in documents:
         facts = read(document)
         case.add(facts)
-        files.append(_source(document, bool(facts)))
+        files.append(_source(document, bool(document.kinds)))
     findings: list[Finding] = []
     for _, condition in CONDITIONS:
         findings += condition(case)

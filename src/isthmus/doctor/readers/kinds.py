@@ -4,6 +4,7 @@ Every reader whose words occur looks at the whole text, so several outputs in on
 themselves. A text of which no reader makes a fact is refused with a reason.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,25 @@ from isthmus.doctor.readers import (
 from isthmus.doctor.text import Document
 
 __all__ = ["KINDS", "Kind", "read"]
+
+
+# What tells a kind although no rule looks at any of its lines: then the file is recognised, with nothing to say.
+_MARKS = (
+    (
+        "kernel log",
+        re.compile(r"(?m)^(?:<\d+>)?\[\s*\d+\.\d{3,6}\] \S|^[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d:\d\d \S+ (?:kernel|systemd)"),
+    ),
+    ("NCCL log", re.compile(r"NCCL (?:INFO|WARN|TRACE|version)|\bnccl(?:System|Internal|Remote|Unhandled|Invalid)\w+")),
+    ("torch log", re.compile(r"ProcessGroupNCCL|torch\.distributed|c10d")),
+    ("nvidia-smi", re.compile(r"NVIDIA-SMI|NVSMI LOG|nvidia-smi")),
+    ("NIC settings", re.compile(r"(?m)^\d+: \S+: <[A-Z,_-]+>|^mlnx_qos -i|DCBX mode")),
+    ("port counters", re.compile(r"NIC statistics:|(?m:^ethtool -S)")),
+    ("kernel command line", re.compile(r"(?m)^(?:BOOT_IMAGE=|root=|console=|ro )\S* .*=")),
+    ("environment", re.compile(r"(?m)^(?:export )?[A-Z][A-Z0-9_]{2,}=")),
+    ("DCGM", re.compile(r"dcgmi|DCGM|Diagnostic\s+\|")),
+    ("RDMA ports", re.compile(r"ibstat|ibv_devinfo|hca_id|nfiniband")),
+    ("switch", re.compile(r"(?m)^\s*(?:Ethernet|swp)\d+\s")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,4 +218,8 @@ def read(document: Document) -> list[Any]:
             if found:
                 document.kinds.append(kind.name)
                 facts += found
+    if not facts:
+        document.kinds += [
+            f"{name}, nothing in it that a rule looks at" for name, mark in _MARKS if mark.search(text[:2_000_000])
+        ][:1]
     return facts

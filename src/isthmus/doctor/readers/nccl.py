@@ -142,6 +142,16 @@ _EVENTS: tuple[tuple[str, tuple[str, ...], re.Pattern[str]], ...] = (
         re.compile(r"via NET/(?P<network>[^/\s][^/]*?)(?:/(?P<nic>\d+))?(?:\(\d+\))?(?P<gdr>/GDRDMA)?(?:\(\w+\))?(?:/\w+)*\s*$"),
     ),
     ("qp", ("mtu",), re.compile(r"(?:NET/IB|qpn).*?\bmtu (?P<mtu>[1-5])\b(?:.*?\bGID (?P<gid>\d+))?")),
+    (
+        "network",
+        ("NET/",),
+        re.compile(
+
+                r"NET/(?P<network>OFI|FastSocket|FasTrak|gIB|UCX|GPUDirectTCPX|AWS Libfabric)\b(?!.*(?:[Ff]ail"
+                r"|[Uu]nable|[Nn]o eligible|not found))"
+
+        ),
+    ),
     ("topology", ("=== System",), re.compile(r"=== System : max(?:Width|Bw) (?P<most>[\d.]+)")),
     ("nccl-error", ("NCCL error in",), re.compile(r"NCCL error in: ?(?P<why>.*)$")),
 )

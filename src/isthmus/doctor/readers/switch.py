@@ -65,9 +65,21 @@ def _tables(document: Document) -> Iterator[Fact]:
             yield PriorityCounters(
                 at=document.place(index), kind=kind, interface=row["interface"], values=values, since_clear=since_clear
             )
+        elif _CUMULUS_HEAD.search(line):
+            kind = "cumulus"
+        elif kind == "cumulus" and (one := _CUMULUS.match(line)):
+            yield from _cumulus(document, index, one)
         elif config := _CONFIG.match(line):
             words = {"action": config["action"], "detection_ms": config["detection"], "restoration_ms": config["restoration"]}
             yield SwitchProfile(at=document.place(index), kind="pfc-watchdog", name=config["interface"], values=words)
+
+
+def _cumulus(document: Document, index: int, row: re.Match[str]) -> Iterator[PriorityCounters]:
+    """`nv show interface swpN counters qos pfc-stats`: one priority a line."""
+    for kind, value in (("pfc-rx", row["rx"]), ("pfc-tx", row["tx"])):
+        values = [0] * 8
+        values[int(row["priority"])] = int(value[:18])
+        yield PriorityCounters(at=document.place(index), kind=kind, interface="", values=tuple(values), since_clear=False)
 
 
 def _profiles(document: Document) -> Iterator[SwitchProfile]:

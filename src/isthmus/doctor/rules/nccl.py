@@ -353,6 +353,8 @@ def _timeout(name: str, dogs: list[Watchdog], lagging: list[NcclEvent]) -> Findi
         what += f"; rank {lowest.rank} is behind, at {lowest.sequence}."
     elif len({d.sequence for d in dogs}) > 1:
         what += "; the numbers differ, but this version does not print the process group, so they cannot be compared."
+    elif len({d.rank for d in dogs}) == 1:
+        what += "; only this rank reports it: look at what the others did at that number."
     else:
         what += "; all wait at the same number: look for a rank that is silent here, then at network and GPU."
     return found("LOG-15", what, first.at, *(e.at for e in lagging), *(d.at for d in dogs[1:]), subject=subject)
@@ -364,7 +366,10 @@ def closed(case: Case) -> Iterator[Finding]:
         peer = Counter(e.values.get("peer", "") for e in events).most_common(1)[0][0]
         yield found(
             "LOG-16",
-            f"{peer or 'A peer'} closed its connection ({len(events)} lines): a consequence, its own log has the reason.",
+            (
+                f"{peer or 'A peer'} closed its connection ({len(events)} line{'s' * (len(events) > 1)}): a "
+                f"consequence, its own log has the reason."
+            ),
             *(e.at for e in events),
             subject=peer,
             since=_since(events[0]),

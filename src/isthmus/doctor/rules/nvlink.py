@@ -113,7 +113,7 @@ def bridges(case: Case) -> Iterator[Finding]:
         partners = Counter(gpu for pair in bonded for gpu in pair)
         if not bonded or is_module(model) or max(partners.values()) > 1 or len(matrix.gpus) < 2:
             continue
-        full = pair_links(model)
+        full = pair_links(model) or _unlikely(matrix, bonded)
         weak = [pair for pair, count in bonded.items() if count < max([full or 0, *bonded.values()])]
         for first, second in weak:
             whole = max([full or 0, *bonded.values()])
@@ -123,6 +123,12 @@ def bridges(case: Case) -> Iterator[Finding]:
             )
             yield found("NVL-04", what, matrix.places.get(first, matrix.at), subject=f"{first}-{second}")
         yield from _mispaired(matrix, bonded, partners)
+
+
+def _unlikely(matrix: TopoMatrix, bonded: dict[tuple[str, str], int]) -> int | None:
+    """Bridges have even numbers of links (or one): three of four are connected. POWER9 (NUMA nodes 0, 8) has three by design."""
+    odd = [count for count in bonded.values() if count > 1 and count % 2]
+    return max(odd) + 1 if odd and "8" not in matrix.numa.values() else None
 
 
 def _mispaired(matrix: TopoMatrix, bonded: dict[tuple[str, str], int], partners: Counter[str]) -> Iterator[Finding]:
