@@ -25,7 +25,7 @@ from accuracy_score import Figures, Predicted, Scored, figures, kept_rows, quant
 
 from isthmus.calibrate.fit import Fit, fit
 from isthmus.calibrate.observations import group_of, observe
-from isthmus.cost.collectives_constants import known_constants
+from isthmus.cost.collectives_constants import known_constants, range_of
 from isthmus.cost.collectives_group import class_of
 from isthmus.formats.collective_runs import Run, read_runs
 
@@ -65,17 +65,17 @@ def band(rows: Sequence[HeldOut], keep: Callable[[Scored], bool]) -> Band:
     return exp(quantile(weights, 0.1)), exp(quantile(weights, 0.9))
 
 
-def fabric_band(rows: Sequence[HeldOut], large: bool, apart: bool) -> Band:
+def fabric_band(rows: Sequence[HeldOut], within: str, apart: bool) -> Band:
     """The band of a range of sizes; on a class that no other source has, never narrower than on those that some have."""
-    known = band(rows, alike(large, False))
+    known = band(rows, alike(within, False))
     if not apart:
         return known
-    new = band(rows, alike(large, True))
+    new = band(rows, alike(within, True))
     return min(known[0], new[0]), max(known[1], new[1])
 
 
-def alike(large: bool, apart: bool) -> Callable[[Scored], bool]:
-    return lambda scored: scored.large == large and scored.apart == apart
+def alike(within: str, apart: bool) -> Callable[[Scored], bool]:
+    return lambda scored: range_of(scored.row.size_bytes) == within and scored.apart == apart
 
 
 def with_bands(rows: Sequence[HeldOut]) -> list[Predicted]:
@@ -86,8 +86,7 @@ def with_bands(rows: Sequence[HeldOut]) -> list[Predicted]:
     for source, own in by_source.items():
         others = [each for each in rows if each.scored.run.source != source]
         for each in own:
-            large, apart = each.scored.large, each.scored.apart
-            low, high = fabric_band(others, large, apart)
+            low, high = fabric_band(others, range_of(each.scored.row.size_bytes), each.scored.apart)
             seconds = each.scored.row.seconds * exp(each.residual)
             found.append(Predicted(each.scored, seconds, seconds * low, seconds * high))
     return found
@@ -159,10 +158,10 @@ def write_constants(found: Fit, rows: Sequence[HeldOut], runs: Sequence[Run], sc
     lines.append(f"  sources: {json.dumps(sorted({run.source for run in used}))}")
     lines.append(f"classes: {json.dumps(sorted({class_of(group_of(run)) for run in used}))}")
     lines.append("bands:  # p10 and p90 of measured / predicted where the source was left out of the fit")
-    kinds = {"large": (True, False), "small": (False, False), "new_large": (True, True), "new_small": (False, True)}
-    for name, (large, apart) in kinds.items():
-        low, high = fabric_band(rows, large, apart)
-        lines.append(f"  {name}: [{low:.3f}, {high:.3f}]")
+    for apart in (False, True):
+        for within in ("wire", "large", "small"):
+            low, high = fabric_band(rows, within, apart)
+            lines.append(f"  {'new_' if apart else ''}{within}: [{low:.3f}, {high:.3f}]")
     lines.append("constants:")
     lines += [entry(name, raw, found, 2) for name, raw in old["constants"].items()]
     lines.append("carriers:")

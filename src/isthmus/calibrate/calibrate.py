@@ -10,7 +10,7 @@ import numpy as np
 from isthmus.calibrate.fit import Noise, fit
 from isthmus.calibrate.observations import Observed, observe
 from isthmus.cost.collectives_calibration import Calibration, ClassBands
-from isthmus.cost.collectives_constants import LARGE_BYTES, Constants, constants_from, known_constants
+from isthmus.cost.collectives_constants import Constants, constants_from, known_constants, range_of
 from isthmus.cost.collectives_group import class_of
 from isthmus.errors import InfeasibleError
 from isthmus.formats.collective_runs import Row, Run
@@ -129,12 +129,13 @@ def _residuals(observed: Observed, base: Constants, after: Constants) -> Residua
 
 def _bands(observed: Sequence[Observed], after: Constants) -> dict[str, ClassBands]:
     """p10 and p90 of measured / predicted by class of fabric and range of sizes; a range without rows gets none."""
-    ratios: dict[str, dict[bool, list[float]]] = defaultdict(lambda: {True: [], False: []})
+    ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: {"wire": [], "large": [], "small": []})
     for each in observed:
         for size, residual in zip(each.sizes_bytes, each.residuals(after), strict=True):
-            ratios[class_of(each.group)][bool(size >= LARGE_BYTES)].append(exp(-residual))
+            ratios[class_of(each.group)][range_of(float(size))].append(exp(-residual))
     return {
-        name: ClassBands(large=_band(by_range[True]), small=_band(by_range[False])) for name, by_range in sorted(ratios.items())
+        name: ClassBands(**{within: _band(found) for within, found in by_range.items()})
+        for name, by_range in sorted(ratios.items())
     }
 
 

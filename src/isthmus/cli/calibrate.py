@@ -112,7 +112,7 @@ def _show(found: Calibrated, console: Console) -> None:
     for name, bands in found.calibration.bands.items():
         words = [
             f"{label} {low - 1:+.0%} to {high - 1:+.0%}"
-            for label, pair in (("from 8 MB", bands.large), ("below", bands.small))
+            for label, pair in (("from 128 MB", bands.wire), ("from 8 MB", bands.large), ("below", bands.small))
             if pair
             for low, high in (pair,)
         ]

@@ -18,8 +18,11 @@ Ratio = Annotated[float, Field(gt=0)]
 
 
 class ClassBands(Document):
-    """p10 and p90 of measured / predicted on one class of fabric, from 8 MB on and below; None where nothing was measured."""
+    """p10 and p90 of measured / predicted on one class of fabric, from 128 MB, from 8 MB and below; None where nothing was
+    measured.
+    """
 
+    wire: tuple[Ratio, Ratio] | None = None
     large: tuple[Ratio, Ratio] | None = None
     small: tuple[Ratio, Ratio] | None = None
 
@@ -61,7 +64,12 @@ def constants_with(calibration: Calibration) -> Constants:
 
 def _own(found: Mapping[str, ClassBands], shipped: Bands) -> dict[str, Bands]:
     return {
-        name: replace(shipped, large=bands.large or shipped.large, small=bands.small or shipped.small)
+        name: replace(
+            shipped,
+            wire=bands.wire or shipped.wire,
+            large=bands.large or shipped.large,
+            small=bands.small or shipped.small,
+        )
         for name, bands in found.items()
     }
 

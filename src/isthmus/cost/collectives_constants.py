@@ -8,7 +8,7 @@ beside it argues; `spread` is how far, in units of the natural logarithm, measur
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import yaml
 
@@ -16,6 +16,7 @@ from isthmus.fabric.carriers import Carrier
 
 __all__ = [
     "LARGE_BYTES",
+    "WIRE_BYTES",
     "Bands",
     "CarrierConstants",
     "Constant",
@@ -23,6 +24,7 @@ __all__ = [
     "constants_from",
     "default_constants",
     "known_constants",
+    "range_of",
 ]
 
 
@@ -61,20 +63,29 @@ class Bands:
     """p10 and p90 of measured / predicted, for systems that the constants were not fitted to.
 
     Attributes:
-        large: From LARGE_BYTES on, on a class of fabric that some other system of was fitted.
-        small: Below.
-        new_large: As `large`, on a class that none was fitted of.
-        new_small: As `small`, likewise.
+        wire: From WIRE_BYTES on, on a class of fabric that some other system of was fitted.
+        large: From LARGE_BYTES on, likewise.
+        small: Below, likewise.
+        new_wire: As `wire`, on a class that none was fitted of; likewise `new_large`, `new_small`.
     """
 
+    wire: tuple[float, float] = (1.0, 1.0)
     large: tuple[float, float] = (1.0, 1.0)
     small: tuple[float, float] = (1.0, 1.0)
+    new_wire: tuple[float, float] = (1.0, 1.0)
     new_large: tuple[float, float] = (1.0, 1.0)
     new_small: tuple[float, float] = (1.0, 1.0)
 
 
-LARGE_BYTES = 8e6
-"""Times below are mostly latency, times above mostly bandwidth; bands differ."""
+WIRE_BYTES, LARGE_BYTES = 128e6, 8e6
+"""Times are mostly latency below LARGE_BYTES and mostly the wire from WIRE_BYTES on, which is known best; bands differ."""
+
+Range = Literal["wire", "large", "small"]
+
+
+def range_of(size_bytes: float) -> Range:
+    """The range of sizes that shares a band."""
+    return "wire" if size_bytes >= WIRE_BYTES else "large" if size_bytes >= LARGE_BYTES else "small"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,7 +13,7 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.cost.collectives_constants import LARGE_BYTES, Constants, default_constants
+from isthmus.cost.collectives_constants import Constants, default_constants, range_of
 from isthmus.cost.collectives_curves import Curve, curves
 from isthmus.cost.collectives_group import Group, class_of
 from isthmus.errors import InfeasibleError
@@ -93,10 +93,10 @@ def collective_seconds(
 def band_of(size_bytes: float, group: Group, constants: Constants) -> tuple[float, float]:
     """p10 and p90 of measured / predicted on systems like `group` that the constants were not fitted to."""
     name = class_of(group)
-    bands, large = constants.own.get(name, constants.bands), size_bytes >= LARGE_BYTES
+    bands, within = constants.own.get(name, constants.bands), range_of(size_bytes)
     if name in constants.classes or name in constants.own:
-        return bands.large if large else bands.small
-    return bands.new_large if large else bands.new_small
+        return {"wire": bands.wire, "large": bands.large, "small": bands.small}[within]
+    return {"wire": bands.new_wire, "large": bands.new_large, "small": bands.new_small}[within]
 
 
 def seconds_of_ways(ways: Sequence[Curve], sizes_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
