@@ -17,8 +17,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 LLAMA = read_workload("llama-3-8b")
 
 
+FABRIC = read_fabric(EXAMPLES / "shenzhen-shanghai.yaml")
+PLAN = choose_plan(FABRIC, LLAMA)
+
+
 def page(fabric: Fabric, folder: Path) -> str:
-    write_plan_page(choose_plan(fabric, LLAMA), fabric, LLAMA, folder / "report.html")
+    write_plan_page(PLAN if fabric is FABRIC else choose_plan(fabric, LLAMA), fabric, LLAMA, folder / "report.html")
     return (folder / "report.html").read_text(encoding="utf-8")
 
 
@@ -41,8 +45,7 @@ class Balance(HTMLParser):
 
 def test_the_page_loads_nothing_is_well_formed_and_shows_the_plan(tmp_path: Path) -> None:
     pytest.importorskip("jinja2")
-    fabric = read_fabric(EXAMPLES / "shenzhen-shanghai.yaml")
-    text = page(fabric, tmp_path)
+    text = page(FABRIC, tmp_path)
     assert not re.search(r'(src|href)="(?!data:)', text)
     assert "<script" not in text
     assert len(text) < 250_000
@@ -50,8 +53,7 @@ def test_the_page_loads_nothing_is_well_formed_and_shows_the_plan(tmp_path: Path
     balance.feed(text)
     assert balance.open == []
     assert len(balance.idents) == len(set(balance.idents))
-    plan = choose_plan(fabric, LLAMA)
-    for word in (plan.strategy.name, show_seconds(plan.prediction.step_s), "The fabric states no prices", "GPU memory kept free"):
+    for word in (PLAN.strategy.name, show_seconds(PLAN.prediction.step_s), "The fabric states no prices", "GPU memory kept free"):
         assert word in text
     for heading in ("Strategies, best first", "What a step is made of", "When the WAN is busy", "Memory of the fullest GPU"):
         assert heading in text
@@ -68,7 +70,5 @@ def test_one_region_with_prices_has_a_bill_and_no_wan(tmp_path: Path) -> None:
 
 
 def test_the_memory_bar_adds_up_to_what_the_plan_says() -> None:
-    fabric = read_fabric(EXAMPLES / "shenzhen-shanghai.yaml")
-    plan = choose_plan(fabric, LLAMA)
-    total = sum(part.size_bytes for part in memory_parts(plan, make_setting(fabric, LLAMA)))
-    assert total == pytest.approx(plan.prediction.memory_bytes_per_gpu)
+    total = sum(part.size_bytes for part in memory_parts(PLAN, make_setting(FABRIC, LLAMA)))
+    assert total == pytest.approx(PLAN.prediction.memory_bytes_per_gpu)
