@@ -31,6 +31,8 @@ EVERY_STEP: dict[CodecName, LossBand] = {
     "int3": LossBand(low=-0.005, high=0.014, basis="measured", source=f"+0.45%, one run; seeds scatter 0.9% ({_SMALL})"),
     "int2": LossBand(low=0.035, high=0.055, basis="measured", source=f"+4.5%, one run; seeds scatter 0.9% ({_SMALL})"),
     "sign": LossBand(low=0.17, high=0.19, basis="measured", source=f"+17.9%, one run, no warm-up ({_SMALL})"),
+    "topk": LossBand(low=0.33, high=0.35, basis="measured", source=f"1% kept: +33.7%, one run, no warm-up ({_SMALL})"),
+    "topk-int4": LossBand(low=0.33, high=0.36, basis="judgement", source=f"top-k's +33.7% and int4's band ({_SMALL})"),
 }  # fmt: skip
 """With error feedback; codecs of between 8 and 4 bits are worked out from int8 and int4."""
 
