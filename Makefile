@@ -8,7 +8,7 @@ SEED ?= 0
 RUNS ?= 0-19
 WORKLOAD ?= examples/workloads/llama-3-8b-256k.yaml
 
-.PHONY: try test test-tunnel check bench accuracy bench-codecs bench-peers quality prediction chaos chaos-sample fuzz doctor-accuracy fuzz-doctor clean help
+.PHONY: try test test-tunnel check bench accuracy bench-codecs bench-peers quality prediction accuracy-steps bench-layouts chaos chaos-sample fuzz doctor-accuracy fuzz-doctor clean help
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -50,6 +50,14 @@ accuracy: $(STAMP)
 ## make bench-codecs  encode + decode of each codec on one core, as a share of a copy's speed (half a minute)
 bench-codecs: $(STAMP)
 	$(BIN)/python benchmarks/codecs.py
+
+## make accuracy-steps  predicted against public training steps, source by source (a few seconds)
+accuracy-steps: $(STAMP)
+	$(BIN)/python benchmarks/accuracy_steps.py
+
+## make bench-layouts  Calculon's 1,031,448 layouts priced and ranked on one core (CALCULON=checkout CALCULON_PYTHON=bin compares)
+bench-layouts: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/layouts.py $(if $(CALCULON),--calculon $(CALCULON) --calculon-python $(CALCULON_PYTHON))
 
 ## make quality  final loss of int4 and local steps against every-step fp32 (three seeds, about 12 minutes)
 quality: $(STAMP)

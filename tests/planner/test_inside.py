@@ -1,18 +1,22 @@
 """Communication inside a region: its rates by hand, and that no layout is quicker than its own wire."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from isthmus.cost.collectives import Link, Tier
+from isthmus.cost.step_times import step_times
 from isthmus.fabric import read_fabric
 from isthmus.planner import choose_plan
-from isthmus.planner.candidates import layouts
+from isthmus.planner.candidates import layouts, whole_batch
+from isthmus.planner.feasibility import replica_memory_bytes
 from isthmus.planner.inside import InRegion, group_rate, in_region, steady_s
-from isthmus.planner.predict import compute_step
+from isthmus.planner.predict import compute_step, place
 from isthmus.planner.setting import make_setting
 from isthmus.planner.ways import ways
-from isthmus.workload import Axes, parameter_count, read_workload
+from isthmus.workload import Axes, Layouts, micro_batches, parameter_count, read_workload
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SETTING = make_setting(read_fabric(EXAMPLES / "shenzhen-shanghai-8.yaml"), read_workload("llama-3-70b"))
@@ -71,8 +75,30 @@ def test_no_layout_is_quicker_than_its_wire_or_its_compute() -> None:
     assert slower > 0
 
 
-@pytest.mark.parametrize("name", ["llama-3-8b", "llama-3-70b"])
-def test_zero_3_is_not_chosen_where_zero_1_is_about_as_quick(name: str) -> None:
-    plan = choose_plan(read_fabric(EXAMPLES / "singapore-tokyo.yaml"), read_workload(name))
+def test_zero_3_is_not_chosen_where_zero_1_is_about_as_quick() -> None:
+    plan = choose_plan(read_fabric(EXAMPLES / "singapore-tokyo.yaml"), read_workload("llama-3-8b"))
     chosen = {each.strategy.name: each.layout for each in (*plan.alternatives, plan) if each.prediction}
     assert [each for each, layout in chosen.items() if layout.zero == 3] == ["sharded-zero3"]
+
+
+def test_experts_are_spread_within_a_region_and_long_sequences_over_ranks() -> None:
+    setting = make_setting(read_fabric(EXAMPLES / "shenzhen-shanghai-8.yaml"), read_workload("mixtral-8x7b"))
+    (plain,) = (each.strategy for each in ways(setting) if each.strategy.name == "hierarchical")
+    found = list(layouts(setting, plain))
+    assert {each.ep for each in found} == {1, 2, 4, 8}
+    assert {each.cp for each in found} == {1, 2, 4, 8}  # sequences of 32,768 tokens
+    for each in found:
+        inside = min(setting.region_gpus) // (each.tp * each.pp)
+        assert inside % each.ep == 0
+        assert each.gpus == setting.gpus
+
+
+def test_all_layouts_at_once_are_each_layout_alone() -> None:
+    (plain,) = (each.strategy for each in ways(SETTING) if each.strategy.name == "hierarchical")
+    places = place(SETTING, plain, {})
+    for placed in places.fitting[::7]:
+        rounds = micro_batches(whole_batch(SETTING.workload, placed.axes), placed.axes)
+        inside = min(SETTING.region_gpus) // (placed.axes.tp * placed.axes.pp)
+        alone = step_times(SETTING.workload, replace(Layouts.of([placed.axes], rounds), dp=np.array([inside])), SETTING.machine)
+        assert placed.compute.total_s == pytest.approx(alone.total[0])
+        assert placed.memory_bytes == pytest.approx(replica_memory_bytes(SETTING, placed.axes, over_all=False))

@@ -37,7 +37,7 @@ class Compute:
         slot_s: One micro-batch on one stage, forward and backward.
         micro_batches: Of one replica.
         backward_fraction: Share of a slot.
-        words: How `total_s` came about.
+        words: How `total_s` came about, made when asked for.
     """
 
     total_s: float
@@ -45,7 +45,7 @@ class Compute:
     slot_s: float
     micro_batches: int
     backward_fraction: float
-    words: str
+    words: Callable[[], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def _flat(setting: Setting, wan: Wan, strategy: Strategy, axes: Axes, compute: C
     """tp x pp rings of dp ranks at once, sharing the WAN; their buckets one after another, as NCCL runs
     them.
     """
-    ranks, rings = axes.dp, axes.tp * axes.pp
+    ranks, rings = axes.dp * axes.cp, axes.tp * axes.pp
     rate = wan.flat(rings)
     size = setting.parameters * setting.workload.gradient_bytes
     wire = Link(latency_s=wan.one_way_s, bandwidth_bytes_per_s=rate.rate_bytes_per_s, source="wan")

@@ -23,7 +23,7 @@ def replica_memory_bytes(setting: Setting, axes: Axes, over_all: bool) -> float:
     batch = whole_batch(setting.workload, axes)
     if over_all:
         return gpu_memory(batch, axes).total
-    dp = min(setting.region_gpus) // (axes.tp * axes.pp)
+    dp = min(setting.region_gpus) // (axes.tp * axes.pp * axes.cp)
     share = replace(batch, sequences_per_step=batch.sequences_per_step // axes.dp * dp)
     return gpu_memory(share, replace(axes, dp=dp)).total
 

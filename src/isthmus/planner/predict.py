@@ -1,24 +1,40 @@
 """The layouts of a strategy: what each needs and what its step takes with the WAN off, by formulas of `isthmus.cost`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from isthmus.cost.efficiency import BACKWARD_FRACTION, BLOCKING_IN_MFU
+import numpy as np
+
+from isthmus.cost.efficiency import BACKWARD_FRACTION, BLOCKING_IN_MFU, DEFAULT_MFU
 from isthmus.cost.step import compute_s, pipeline_bubble_fraction
+from isthmus.cost.step_times import StepTimes, step_times
 from isthmus.plan import Strategy
 from isthmus.planner.candidates import layouts, whole_batch
 from isthmus.planner.crossing import Compute
-from isthmus.planner.feasibility import replica_memory_bytes
 from isthmus.planner.inside import InRegion, in_region, steady_s
 from isthmus.planner.setting import Setting
 from isthmus.planner.ways import over_all
 from isthmus.units import show_bytes, show_seconds
-from isthmus.workload import Axes, flop_per_token, micro_batches
+from isthmus.workload import Axes, Layouts, flop_per_token, layout_memory, micro_batches
 from isthmus.workload.axes import stage_blocks
 
 __all__ = ["SAME_STEP", "Known", "Placed", "Places", "complexity", "compute_step", "place"]
 
 SAME_STEP = 0.005
 """Layouts whose steps differ less than this are equal; the simpler is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepWords:
+    """The parts of a modelled step in words, made only for the layouts that are shown."""
+
+    times: StepTimes
+    row: int
+
+    def __call__(self) -> str:
+        parts = {name: seconds for name, seconds in self.times.part(self.row).items() if seconds > 0}
+        total = sum(parts.values())
+        shown = [f"{name} {show_seconds(seconds)}" for name, seconds in parts.items() if seconds >= total / 200]
+        return f"step inside a region {show_seconds(total)} = {' + '.join(shown)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,17 +68,50 @@ def place(setting: Setting, strategy: Strategy, known: Known) -> Places:
     key = strategy.name if strategy.kind == "sharded" else "pipeline" if strategy.kind == "pipeline" else "replicas"
     if key not in known:
         spread = over_all(strategy)
-        weighed = [(replica_memory_bytes(setting, axes, spread), axes) for axes in layouts(setting, strategy)]
-        fitting = [
-            Placed(axes=axes, memory_bytes=memory, compute=compute_step(setting, axes, spread))
-            for memory, axes in weighed
-            if memory <= setting.usable_memory_bytes
+        found = list(layouts(setting, strategy))
+        columns, memory = _columns(setting, found, spread)
+        rows = [row for row, needed in enumerate(memory) if needed <= setting.usable_memory_bytes]
+        fitting = [found[row] for row in rows]
+        if setting.mfu is not None:
+            computes = [compute_step(setting, axes, spread) for axes in fitting]
+        else:
+            computes = _modelled(setting, fitting, columns.take(np.array(rows, dtype=np.int64)))
+        placed = [
+            Placed(axes=axes, memory_bytes=memory[row], compute=compute)
+            for row, axes, compute in zip(rows, fitting, computes, strict=True)
         ]
         known[key] = Places(
-            fitting=_telling(fitting),
-            leanest=min(weighed, key=lambda each: each[0], default=None),
+            fitting=_telling(placed),
+            leanest=min(zip(memory, found, strict=True), key=lambda each: each[0], default=None),
         )
     return known[key]
+
+
+def _columns(setting: Setting, found: list[Axes], spread: bool) -> tuple[Layouts, list[float]]:
+    """All layouts at once, and the bytes each needs: one region's ranks, or all where the state spreads over regions."""
+    rounds = [micro_batches(whole_batch(setting.workload, axes), axes) for axes in found]
+    columns = Layouts.of(found, rounds)
+    if not spread:
+        columns = replace(columns, dp=min(setting.region_gpus) // (columns.tp * columns.pp * columns.cp))
+    return columns, layout_memory(setting.workload, columns).total.tolist()
+
+
+def _modelled(setting: Setting, found: list[Axes], columns: Layouts) -> list[Compute]:
+    """By the step model."""
+    times = step_times(setting.workload, columns, setting.machine)
+    total, slot, rounds = times.total.tolist(), times.slot.tolist(), columns.rounds.tolist()
+    busy = (times.compute + times.recompute + times.host).tolist()
+    return [
+        Compute(
+            total_s=total[row],
+            busy_s=busy[row],
+            slot_s=slot[row],
+            micro_batches=rounds[row],
+            backward_fraction=3 / 4 if axes.recompute == "full" else BACKWARD_FRACTION.value,
+            words=StepWords(times, row),
+        )
+        for row, axes in enumerate(found)
+    ]
 
 
 def complexity(axes: Axes) -> tuple[int, ...]:
@@ -99,13 +148,14 @@ def _telling(fitting: list[Placed]) -> tuple[Placed, ...]:
 
 
 def compute_step(setting: Setting, axes: Axes, spread: bool) -> Compute:
-    """FLOPs of the step over the GPUs, then what the layout adds: recomputation, uneven shares, communication
-    inside the region that the compute does not hide (`steady_s`), the pipeline's bubble.
+    """By the MFU that the workload states: FLOPs of the step over the GPUs, then what the layout adds: recomputation, uneven
+    shares, communication inside the region that the compute does not hide (`steady_s`), the pipeline's bubble.
     """
+    mfu = setting.mfu or DEFAULT_MFU.value
     batch, shape = whole_batch(setting.workload, axes), setting.workload.shape
     tokens = batch.tokens_per_step
     plain, full = (flop_per_token(shape, batch.sequence_length, each) for each in ("none", axes.recompute))
-    busy = compute_s(full * tokens, setting.gpus, setting.dense_flop_per_s, setting.mfu)
+    busy = compute_s(full * tokens, setting.gpus, setting.dense_flop_per_s, mfu)
     uneven = stage_blocks(shape, axes.pp) * axes.pp / shape.layers
     wires = in_region(setting, axes, spread)
     steady = steady_s(busy * uneven, wires)
@@ -114,7 +164,7 @@ def compute_step(setting: Setting, axes: Axes, spread: bool) -> Compute:
     words = (
         f"compute = {full * tokens:.3g} FLOP / ({setting.gpus} x {setting.dense_flop_per_s / 1e12:.4g} "
         "TFLOP/s x "
-        f"{setting.mfu:.2f}) = {show_seconds(busy)}"
+        f"{mfu:.2f}) = {show_seconds(busy)}"
     )
     if full > plain:
         words += f" with recomputation (x {full / plain:.2f})"
@@ -130,7 +180,7 @@ def compute_step(setting: Setting, axes: Axes, spread: bool) -> Compute:
         micro_batches=rounds,
         # A recomputed forward pass belongs to the backward one: 3 of 4 parts instead of 2 of 3.
         backward_fraction=1 - (1 - BACKWARD_FRACTION.value) * plain / full,
-        words=words,
+        words=lambda: words,
     )
 
 

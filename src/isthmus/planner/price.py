@@ -71,7 +71,7 @@ def to_candidate(setting: Setting, priced: Priced) -> Candidate:
         tokens_per_s=setting.workload.tokens_per_step / step,
         wan_bytes_per_step=priced.crossing.wan_bytes / (setting.wan.payload_share if setting.wan else 1.0),
         memory_bytes_per_gpu=priced.memory_bytes,
-        formula=f"{compute.words}; {priced.crossing.words()}",
+        formula=f"{compute.words()}; {priced.crossing.words()}",
     )
     return Candidate(
         strategy=priced.strategy,

@@ -33,12 +33,12 @@ def assumptions(setting: Setting, tolerance: float) -> list[Assumption]:
         Assumption(name="tokens per step", value=workload.tokens_per_step, unit="", source=source),
         Assumption(name="parameters", value=setting.parameters, unit="", source=workload.source),
         Assumption(
-            name=f"dense {setting.peak_precision} peak of one GPU",
+            name=f"dense {workload.precision} peak of one GPU",
             value=setting.dense_flop_per_s,
             unit="FLOP/s",
             source="catalogue gpus",
         ),
-        Assumption(name="MFU inside one region", value=setting.mfu, unit="", source=setting.mfu_source),
+        *_step_assumptions(setting),
         MEMORY_RESERVE,
         *_tier_assumptions(setting),
     ]
@@ -53,10 +53,27 @@ def assumptions(setting: Setting, tolerance: float) -> list[Assumption]:
     return [*found, BACKWARD_FRACTION, BUCKET_WORK, CODEC_MEMORY_SHARE, OUTER_STATE, tolerated, *_wan_assumptions(setting.wan)]
 
 
+def _step_assumptions(setting: Setting) -> list[Assumption]:
+    """What the time of a step inside a region rests on: the MFU that the workload states, or the step model's constants."""
+    if setting.mfu is not None:
+        return [Assumption(name="MFU inside one region", value=setting.mfu, unit="", source=setting.workload.source)]
+    rates, stack = setting.machine.rates, setting.machine.stack
+    shares = (
+        ("matrix products, share of the dense peak", rates.matrix),
+        ("fused attention, share of the 16-bit peak", rates.attention),
+        ("GPU memory, share of its rate", rates.memory),
+        ("compute lost beside collectives, share of their time", rates.contention),
+    )
+    host = Assumption(
+        name="host time of a block and micro-batch", value=stack.host_s, unit="s", source=f"{stack.source}; {rates.source}"
+    )
+    return [*(Assumption(name=name, value=value, unit="", source=rates.source) for name, value in shares), host]
+
+
 def _tier_assumptions(setting: Setting) -> list[Assumption]:
     """Efficiencies of the tiers that the regions have; none for single GPUs."""
     names = {level.name for level in levels(setting.fabric)}
-    found = [BLOCKING_IN_MFU] if names - {"wan"} else []
+    found = [BLOCKING_IN_MFU] if names - {"wan"} and setting.mfu is not None else []
     if setting.constants is not None:
         return found + _calibrated(setting, setting.constants)
     found += [NVLINK_EFFICIENCY] if "nvlink" in names else []

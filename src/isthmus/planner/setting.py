@@ -1,19 +1,23 @@
 """What every candidate is weighed against: the fabric and workload, boiled down once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from isthmus.cost.codecs import Matrices
 from isthmus.cost.collectives import Tier
 from isthmus.cost.collectives_constants import Constants
-from isthmus.cost.efficiency import DEFAULT_MFU, MEMORY_RESERVE
+from isthmus.cost.efficiency import MEMORY_RESERVE
+from isthmus.cost.machine import Machine
 from isthmus.cost.paths import Wan, region_tiers, wan_pipe
+from isthmus.cost.step_rates import machine_of, shipped_rates
 from isthmus.errors import InfeasibleError
 from isthmus.fabric import Fabric
 from isthmus.workload import Workload, mtp_parameter_count, parameter_count, state_bytes
 from isthmus.workload.matrices import weight_matrices
-from isthmus.workload.model import Precision
 
-__all__ = ["Setting", "make_setting"]
+__all__ = ["STACK", "Setting", "make_setting"]
+
+STACK = "megatron-2023"
+"""Training software inside a region, where the workload states no MFU (`cost/step_rates.yaml`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +30,9 @@ class Setting:
         node_gpus: GPUs that share the quickest wiring; bounds tensor parallelism.
         gpu_memory_bytes: Of the smallest GPU.
         gpu_memory_bytes_per_s: Of the slowest memory; codecs pass over it.
-        dense_flop_per_s: Of the slowest GPU, in the precision that `mfu` is a share of.
-        peak_precision: That precision: the workload's, or bf16 where only bf16 has a sourced MFU.
-        mfu: Model FLOP utilisation inside one region.
-        mfu_source: Who says so.
+        dense_flop_per_s: Of the slowest GPU, in the workload's precision.
+        mfu: Model FLOP utilisation inside one region where the workload states it, in place of the step model.
+        machine: One region as the step model sees it: the slowest GPU, the least memory.
         parameters: Trained parameters.
         matrices: Those that are matrices, by shape: what low-rank codecs see.
         tiers: Inside a region.
@@ -45,9 +48,8 @@ class Setting:
     gpu_memory_bytes: float
     gpu_memory_bytes_per_s: float
     dense_flop_per_s: float
-    peak_precision: Precision
-    mfu: float
-    mfu_source: str
+    mfu: float | None
+    machine: Machine
     parameters: int
     matrices: tuple[Matrices, ...]
     tiers: tuple[Tier, ...]
@@ -87,38 +89,28 @@ def make_setting(fabric: Fabric, workload: Workload, constants: Constants | None
                 f"{group.gpu.kind} has no {workload.precision} rate, which {workload.name} trains in",
                 f"precision: {group.gpu.kind} has {known}",
             )
-    peak_precision, mfu, mfu_source = _rate(workload)
+    slowest = min((group.gpu for group in groups), key=lambda each: each.dense_flop_per_s[workload.precision])
+    memory_bytes, tiers = min(group.gpu.memory_bytes for group in groups), region_tiers(fabric, constants)
+    memory_rate = min(group.gpu.memory_bandwidth_bytes_per_s for group in groups)
     return Setting(
         fabric=fabric,
         workload=workload,
         gpus=fabric.gpus,
         region_gpus=tuple(region.gpus for region in fabric.regions),
         node_gpus=min(min(group.gpus, group.in_node.domain) for group in groups),
-        gpu_memory_bytes=min(group.gpu.memory_bytes for group in groups),
-        gpu_memory_bytes_per_s=min(group.gpu.memory_bandwidth_bytes_per_s for group in groups),
-        dense_flop_per_s=min(group.gpu.dense_flop_per_s[peak_precision] for group in groups),
-        peak_precision=peak_precision,
-        mfu=mfu,
-        mfu_source=mfu_source,
+        gpu_memory_bytes=memory_bytes,
+        gpu_memory_bytes_per_s=memory_rate,
+        dense_flop_per_s=slowest.dense_flop_per_s[workload.precision],
+        mfu=workload.mfu,
+        machine=replace(
+            machine_of(slowest, workload.precision, STACK, tiers, shipped_rates()),
+            memory_bytes=memory_bytes - MEMORY_RESERVE.value,
+            memory_rate_bytes_per_s=memory_rate,
+            node_gpus=min(min(group.gpus, group.in_node.domain) for group in groups),
+        ),
         parameters=parameter_count(workload.shape) + mtp_parameter_count(workload.shape),
         matrices=tuple(Matrices(rows=rows, columns=width, count=count) for rows, width, count in weight_matrices(workload.shape)),
-        tiers=region_tiers(fabric, constants),
+        tiers=tiers,
         wan=wan_pipe(fabric),
         constants=constants,
     )
-
-
-def _rate(workload: Workload) -> tuple[Precision, float, str]:
-    """(precision of the peak, MFU of it, who says so). The sourced default was measured in bf16 and holds there only."""
-    if workload.mfu is not None:
-        return workload.precision, workload.mfu, workload.source
-    mfu, source = DEFAULT_MFU.value, DEFAULT_MFU.source
-    match workload.precision:
-        case "fp8":
-            told = "no MFU of fp8 training is sourced here, so fp8 counts at the bf16 peak; the workload may state one"
-            return "bf16", mfu, f"{source}; {told}"
-        case "bf16":
-            return "bf16", mfu, source
-        case _:
-            told = f"judgement: the same share is taken of the {workload.precision} peak, though measured in bf16"
-            return workload.precision, mfu, f"{source}; {told}"

@@ -1,13 +1,15 @@
 """What is trained: a model's shape and one step's batch; the parameters, operations and bytes they mean."""
 
+from isthmus.workload.activations import AttentionKernel, activation_bytes
 from isthmus.workload.axes import Axes, check_axes, micro_batches
 from isthmus.workload.document import WorkloadDocument
 from isthmus.workload.flops import AttentionCount, Recompute, flop_per_token, forward_flop_per_token
 from isthmus.workload.huggingface import read_config
+from isthmus.workload.layout_memory import LayoutMemory, layout_memory
+from isthmus.workload.layouts import Layouts
 from isthmus.workload.memory import (
     GpuMemory,
     StateBytes,
-    activation_bytes,
     gpu_memory,
     memory_bytes_per_gpu,
     parameters_per_gpu,
@@ -20,8 +22,11 @@ from isthmus.workload.traffic import Traffic, sent_bytes, traffic
 
 __all__ = [
     "AttentionCount",
+    "AttentionKernel",
     "Axes",
     "GpuMemory",
+    "LayoutMemory",
+    "Layouts",
     "ModelShape",
     "Recompute",
     "StateBytes",
@@ -34,6 +39,7 @@ __all__ = [
     "flop_per_token",
     "forward_flop_per_token",
     "gpu_memory",
+    "layout_memory",
     "memory_bytes_per_gpu",
     "micro_batches",
     "mtp_parameter_count",

@@ -7,7 +7,7 @@ from typing import Literal
 
 from isthmus.workload.model import ModelShape
 
-__all__ = ["AttentionCount", "Recompute", "flop_per_token", "forward_flop_per_token"]
+__all__ = ["AttentionCount", "Recompute", "attended_columns", "flop_per_token", "forward_flop_per_token"]
 
 Recompute = Literal["none", "selective", "full"]
 AttentionCount = Literal["full", "causal", "none"]
@@ -66,6 +66,15 @@ def _attention_flop(shape: ModelShape, sequence_length: int, attention: Attentio
     whole = shape.layers + shape.mtp_layers - shape.windowed_layers
     width = shape.heads * (shape.key_dim + shape.head_dim)
     return 2.0 * width * (whole * columns + shape.windowed_layers * windowed)
+
+
+def attended_columns(shape: ModelShape, sequence_length: int, attention: AttentionCount) -> float:
+    """Columns of scores that a token's row has in the mean block, as `attention` counts them."""
+    if attention == "none":
+        return 0.0
+    whole = _columns(sequence_length, sequence_length, attention)
+    windowed = _columns(sequence_length, shape.window, attention) if shape.windowed_layers else 0.0
+    return ((shape.layers - shape.windowed_layers) * whole + shape.windowed_layers * windowed) / shape.layers
 
 
 def _columns(sequence_length: int, window: int, attention: AttentionCount) -> float:

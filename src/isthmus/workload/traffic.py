@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from isthmus.workload.axes import Axes, check_axes, expert_blocks, micro_batches, stage_blocks
-from isthmus.workload.memory import parameters_per_gpu, weight_bytes_per_parameter
+from isthmus.workload.layout_memory import weight_bytes_per_parameter
+from isthmus.workload.memory import parameters_per_gpu
 from isthmus.workload.model import Workload
 
 __all__ = ["Axis", "Operation", "Phase", "Traffic", "sent_bytes", "traffic"]
