@@ -18,15 +18,15 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nets import BareTcp, LoopbackNet, TunnelNet
+from nets import LoopbackNet, TunnelNet
+from reducing import Ranks
 
 REGIONS = {"shenzhen": 2, "shanghai": 2}
 ENDS = ("shenzhen", "shanghai")
@@ -61,160 +61,6 @@ QUICK = (
 def limit_s(case: Case, size_bytes: int) -> tuple[float, float]:
     """The two terms of the limit: bytes over rate, and half a round trip."""
     return size_bytes / (case.rate_bytes_per_s * 1448 / 1500), case.rtt_s / 2
-
-
-class Ranks:
-    """The processes of all regions; every command goes to all, with a common start time, and returns the last one's end.
-
-    Each rank opens one rail in the clear and, with `tls`, one inside TLS, on the next port.
-    """
-
-    def __init__(
-        self, net: "TunnelNet | LoopbackNet", streams: int, rate: "float | dict[str, dict[str, float]] | None", *, tls: bool,
-        shares: tuple[float, ...] | None = None,
-    ) -> None:
-        """`rate` is a rail's share of its link, the same everywhere or by region and other region."""
-        from isthmus.keys import make_keys
-
-        regions, folder = net.regions, net.folder
-        make_keys(list(regions), folder / "keys")
-        for name, shift in (("plain", 0), ("tls", 1), ("bare", 2)):
-            listed = [
-                {"name": region, "rails": [net.rail(region, node, shift) for node in range(count)]}
-                for region, count in regions.items()
-            ]
-            (folder / f"{name}.json").write_text(json.dumps({"regions": listed, "flat_master": net.master}))
-        options = {"streams": streams, "folder": str(folder), "tls": tls, "shares": shares}
-        self._processes: list[subprocess.Popen[bytes]] = []
-        for region, count in regions.items():
-            for node in range(count):
-                environment = {
-                    "PATH": "/usr/bin:/bin", "GLOO_SOCKET_IFNAME": net.interface, "RANK": str(node), "WORLD_SIZE": str(count),
-                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "ISTHMUS_REGION": region,
-                    "ISTHMUS_MEMBERS": str(folder / "plain.json"), "ISTHMUS_INSECURE": "1", "OMP_NUM_THREADS": "1",
-                    "PYTHONPATH": str(Path(__file__).parent.parent / "src"),
-                }
-                given = json.dumps(options | {"rate": rate[region] if isinstance(rate, dict) else rate})
-                self._processes.append(net.start(region, node, [sys.executable, __file__, "--rank", given], environment))
-        self._answers()
-
-    def stop(self) -> None:
-        """Let the ranks end."""
-        for process in self._processes:
-            process.stdin.close()
-        for process in self._processes:
-            process.wait(30)
-
-    def ask(self, **command: Any) -> tuple[float, list[Any]]:
-        """Seconds from the common start to the last end, and what every rank found."""
-        start_s = time.monotonic() + 0.1
-        for process in self._processes:
-            process.stdin.write(json.dumps(command | {"at": start_s}).encode() + b"\n")
-            process.stdin.flush()
-        answers = self._answers()
-        return max(answer["end"] for answer in answers) - start_s, [answer["found"] for answer in answers]
-
-    def _answers(self) -> list[dict[str, Any]]:
-        answers = []
-        for number, process in enumerate(self._processes):
-            line = process.stdout.readline()
-            if not line:
-                raise SystemExit(f"rank {number} ended with status {process.wait()}")
-            answers.append(json.loads(line))
-        return answers
-
-
-def run_rank(options: dict[str, Any]) -> None:
-    """One rank: obey the commands on stdin."""
-    rank = Rank(options)
-    print(json.dumps({"end": 0.0, "found": None}), flush=True)
-    for line in sys.stdin:
-        command = json.loads(line)
-        rank.take(command.get("size_bytes", 4))
-        time.sleep(max(0.0, command["at"] - time.monotonic()))
-        found = rank.obey(command["do"], command.get("codec", "none"))
-        print(json.dumps({"end": time.monotonic(), "found": found}), flush=True)
-    for rail in rank.rails.values():
-        rail.close()
-
-
-class Rank:
-    """A rank's groups, its rails, and the tensor that is being reduced."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        import torch
-        import torch.distributed as dist
-
-        from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, ReducerOptions
-        from isthmus.runtime.environment import read_environment, read_members, split_address
-        from isthmus.runtime.wan.rail import Rail, RailOptions
-        from isthmus.runtime.wan.tls import Identity
-
-        torch.set_num_threads(1)
-        place, folder = read_environment(), Path(options["folder"])
-        assert place.members is not None
-        assert place.members.flat_master is not None
-        host, port = split_address(place.members.flat_master)
-        self.ranks, self.number = place.global_size, place.global_rank
-        dist.init_process_group("gloo", init_method=f"tcp://{host}:{port}", rank=self.number, world_size=self.ranks)
-        group, first = None, 0
-        for region in place.members.regions:
-            made = dist.new_group(list(range(first, first + region.ranks))) if region.ranks > 1 else None
-            group = made if region.name == place.region else group
-            first += region.ranks
-        self.rails, self.reducers = {}, {}
-        for way in ("plain", "tls") if options["tls"] else ("plain",):
-            rail_options = RailOptions(
-                congestion="", rate_bytes_per_s=options["rate"], insecure=True, early_bytes_max=1 << 28,
-                identity=Identity.load(folder / "keys", place.region) if way == "tls" else None,
-            )
-            members = read_members(folder / f"{way}.json")
-            rail = Rail.open(members, place.region_index, place.rank, options["streams"], 60.0, rail_options)
-            self.rails[way] = rail
-            for codec in ("none", "int8", "int4") if way == "plain" else ("none",):
-                self.reducers[way, codec] = HierarchicalReducer(group, rail, codec)
-            if options["shares"]:
-                reducing = ReducerOptions(shares=tuple(options["shares"]))
-                self.reducers["shares", "none"] = HierarchicalReducer(group, rail, "none", reducing)
-        self.bare = None
-        if len(place.members.regions) == 2:
-            self.bare = BareTcp.between(read_members(folder / "bare.json"), place, options["streams"], options["rate"])
-        self.tensor = self.kept = torch.empty(0)
-
-    def take(self, size_bytes: int) -> None:
-        """Have a tensor of that size, with values of this rank's own when it is a new one."""
-        import torch
-
-        if self.tensor.nbytes != size_bytes and size_bytes > 4:
-            self.tensor = torch.empty(size_bytes // 4)
-            self.obey("refill", "none")
-
-    def obey(self, do: str, codec: str) -> Any:
-        """Carry out one command; what it found, if anything."""
-        import torch
-        import torch.distributed as dist
-
-        from isthmus.runtime.hashing import fingerprint
-
-        match do:
-            case "hierarchical" | "shares" | "tls":
-                self.reducers[{"hierarchical": "plain"}.get(do, do), codec].all_reduce_(self.tensor, 1)
-            case "flat":
-                dist.all_reduce(self.tensor)
-                self.tensor.mul_(1 / self.ranks)
-            case "bare":
-                self.bare.swap(self.tensor.nbytes // (self.ranks // 2))
-            case "refill":
-                self.tensor.normal_(generator=torch.Generator().manual_seed(self.number))
-            case "keep":
-                self.kept = self.tensor.clone()
-            case "difference":
-                return float((self.tensor - self.kept).abs().max())
-            case "hash":
-                return f"{fingerprint([self.tensor]):016x}"
-            case "links":
-                return {name: asdict(use) for name, use in self.rails["plain"].counters().items()}
-        return None
 
 
 def run_case(case: Case, only_bytes: int | None = None, *, tls: bool = False) -> list[dict[str, Any]]:
@@ -276,22 +122,30 @@ def run_loopback(size: int, repeats: int = 7) -> bool:
         with tempfile.TemporaryDirectory() as folder:
             ranks = Ranks(LoopbackNet(Path(folder), regions), 2, None, tls=True)
             times: dict[str, list[float]] = {"hierarchical": [], "tls": [], "bare": [], "flat": []}
+            spent: dict[str, list[float]] = {way: [] for way in times}
             for number in range(repeats + 1):
                 for way, found in times.items():
                     seconds = ranks.ask(do=way, size_bytes=size)[0]
                     if number:
                         found.append(seconds)
-            hashes = set(ranks.ask(do="hash", size_bytes=size)[1])
+                        spent[way].append(ranks.cpu_s)
+            for command in ("refill", "flat", "keep", "refill", "hierarchical"):
+                ranks.ask(do=command, size_bytes=size)
+            equal = len(set(ranks.ask(do="hash", size_bytes=size)[1])) == 1
+            difference = max(ranks.ask(do="difference", size_bytes=size)[1])
             ranks.stop()
         median = {way: statistics.median(found) for way, found in times.items()}
-        print(f"\nloopback, {len(regions)} regions of {regions['east']}, {size / 1e6:g} MB, bits equal: {len(hashes) == 1}")
+        print(f"\nloopback, {len(regions)} regions of {regions['east']}, {size / 1e6:g} MB; bits equal: {equal}; "
+              f"largest difference to gloo's mean {difference:.1e}")
+        kept = kept and equal and difference < 1e-6
         labels = (("hierarchical", "plain", 1.0), ("tls", "TLS", 0.5), ("bare", "bare", None), ("flat", "gloo", None))
         for way, label, goal in labels:
             ratio = median["flat"] / median[way]
             verdict = "" if goal is None else f" (goal >= {goal:g}: {'met' if ratio >= goal else 'MISSED'})"
             kept = kept and (goal is None or ratio >= goal)
             print(f"  {label:6s} {median[way]:.3f} s = {size / median[way] / 1e6:.0f} MB/s, {min(times[way]):.3f} to "
-                  f"{max(times[way]):.3f}, n = {repeats}: {ratio:.2f} x gloo's speed{verdict}", flush=True)
+                  f"{max(times[way]):.3f}, n = {repeats}; {statistics.median(spent[way]):.3f} s of all ranks' processors: "
+                  f"{ratio:.2f} x gloo's speed{verdict}", flush=True)
     return kept
 
 
@@ -371,11 +225,7 @@ def main() -> int:
     parser.add_argument("--loopback", action="store_true", help="only on loopback, where the processor is the limit")
     parser.add_argument("--three", action="store_true", help="only three regions with unequal links")
     parser.add_argument("--json", type=Path, help="write all figures there")
-    parser.add_argument("--rank", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.rank is not None:
-        run_rank(json.loads(arguments.rank))
-        return 0
     if arguments.loopback:
         return 0 if run_loopback(int((arguments.mb or 64) * 1e6)) else 1
     if arguments.three:

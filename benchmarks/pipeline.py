@@ -189,7 +189,7 @@ def agree_on_start(rail: Any, rtt_s: float, number: int) -> float:
     """Wait for the other rank, and until an instant that both have ahead of them; one machine, so one clock."""
     import torch
 
-    from isthmus.runtime.collectives.exchange import gather
+    from isthmus.runtime.collectives.gather import gather
     from isthmus.runtime.wan.frames import message_tag
 
     now = torch.tensor([time.monotonic()], dtype=torch.float64)

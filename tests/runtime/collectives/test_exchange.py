@@ -7,7 +7,8 @@ import torch
 
 from isthmus.runtime.codecs.coding import encoded_bytes
 from isthmus.runtime.codecs.feedback import Draft, ErrorFeedback
-from isthmus.runtime.collectives.exchange import ExchangeOptions, exchange_mean, gather
+from isthmus.runtime.collectives.exchange import Exchange, ExchangeOptions, exchange_mean
+from isthmus.runtime.collectives.gather import gather
 from isthmus.runtime.environment import Members
 from isthmus.runtime.hashing import fingerprint
 from isthmus.runtime.loopback import free_ports
@@ -80,6 +81,29 @@ def test_who_adds_up_how_much_does_not_change_a_bit():
         return found
 
     assert len({found for everyone in in_regions(3, work) for found in everyone}) == 1
+
+
+def test_near_regions_add_up_a_half_each_and_far_ones_all_with_the_same_bits(monkeypatch):
+    def work(rail):
+        found = []
+        for number, rtt_s in enumerate((0.0, 10.0)):
+            monkeypatch.setattr(Rail, "agreed_rtt_s", lambda *_, rtt_s=rtt_s: rtt_s)
+            gather(rail, torch.zeros(1), 99 + number)  # both rails look at the same number
+            for out in (None, torch.empty(100_003)):
+                shard = shard_of(rail.region, 100_003)
+                tag = message_tag(number, 0 if out is None else 1, 0, 0)
+                exchange = Exchange(rail, shard, tag, ExchangeOptions(flow=1), out)
+                assert exchange.passes == 2 - number
+                exchange.reduce()
+                exchange.finish()
+                found.append(shard if out is None else out)
+            gather(rail, torch.zeros(1), 199 + number)
+        return found
+
+    mean = ((shard_of(0, 100_003) + shard_of(1, 100_003)) * 0.5).numpy()
+    for found in in_regions(2, work):
+        for result in found:
+            assert (result.numpy() == mean).all()
 
 
 @pytest.mark.parametrize("regions", [2, 3])

@@ -5,8 +5,7 @@ segments: all segments are reduced and sent first, then gathered in order as the
 is busy from the first segment's reduction to the last byte. The order of the calls on the region's group is fixed, hence
 the same on all ranks, and an exchange that fails does not change it.
 
-Inside the region the reduce-scatter is an all-to-all and a local sum in rank order: gloo's own reduce-scatter moves twice
-the bytes. It is deterministic, and all ranks of all regions end with the same bits.
+Inside the region (`regional.Region`) sums are in rank order, so all ranks of all regions end with the same bits.
 
 With `retry` an all-reduce can be repeated with other regions after one was lost: the region's own sums stay (4 bytes an
 element of this rank's shards, and as much again for what error feedback makes of the residuals) until `commit`.
@@ -25,8 +24,8 @@ from isthmus.runtime.codecs.feedback import Draft, ErrorFeedback
 from isthmus.runtime.codecs.lowrank import LowRank, Matrix
 from isthmus.runtime.collectives.exchange import Buffers, Exchange, ExchangeOptions
 from isthmus.runtime.collectives.low_rank import LowRankExchange
+from isthmus.runtime.collectives.regional import Region
 from isthmus.runtime.collectives.segments import Place, Segment, Shard
-from isthmus.runtime.device import finish
 from isthmus.runtime.wan.frames import TAG_LIMIT, RailError, message_tag
 from isthmus.runtime.wan.rail import Rail
 
@@ -101,7 +100,6 @@ class HierarchicalReducer:
 
         A bare rail is this rank's only one, of regions with equal numbers of ranks.
         """
-        self._group = region_group
         self._codec = codec if isinstance(codec, Codec) else Codec(codec)
         self._options = options or ReducerOptions()
         self._ranks = 1 if region_group is None else dist.get_world_size(region_group)
@@ -115,6 +113,8 @@ class HierarchicalReducer:
         self._low_rank = LowRank(self._options.low_rank) if self._options.low_rank else None
         self._epochs: dict[int, int] = {}
         self._buffers = Buffers()
+        retain, replicated = self._options.retry, self._options.replicated
+        self._region = Region(region_group, self._rank, self._ranks, self._buffers, retain, replicated)
         self.between_regions = True
 
     def all_reduce_(
@@ -166,9 +166,7 @@ class HierarchicalReducer:
         segments = self._segments(tensor.detach().view(-1))
         placed = tuple(replace(matrix, first=first + matrix.first) for matrix in matrices)
         under_way = UnderWay(segments, tag, epoch, first, None if weights is None else tuple(weights), placed)
-        for number, segment in enumerate(segments):
-            self._reduce_scatter(segment)
-            self._cross(under_way, number)
+        self._region.reduce_scatter(segments, lambda number: self._cross(under_way, number))
         return under_way
 
     def advance(self, under_way: Sequence["UnderWay"]) -> None:
@@ -190,8 +188,10 @@ class HierarchicalReducer:
                 have seen it, are not left alone in a gather.
         """
         segments = under_way.segments
-        rails = self._crossing()
-        lag = 0 if rails is None or len(rails.ranks) == 2 else _LAG
+        # In one pass one: by then the peer has mostly acknowledged what is about to be replaced, and nothing need be copied.
+        exchanges = [exchange for each in under_way.exchanges.values() for exchange in each]
+        passes = max((exchange.passes for exchange in exchanges if isinstance(exchange, Exchange)), default=0)
+        lag = _LAG if passes == 2 else passes
         if not under_way.advanced:
             self.advance([under_way])
         for number in range(len(segments) + lag):
@@ -199,7 +199,8 @@ class HierarchicalReducer:
                 self._step(under_way, number, _reduce)
             if number >= lag:
                 self._step(under_way, number - lag, _finish)
-                self._gather(segments[number - lag])
+                self._region.gather(segments[number - lag])
+        self._region.settle()
         if under_way.error is not None:
             raise under_way.error
 
@@ -324,47 +325,6 @@ class HierarchicalReducer:
         place = Place(self._rank, self._ranks, self.total)
         staged = self._options.staged or flat.device.type != "cpu"
         return [Segment(flat[start : start + step], start, place, staged=staged) for start in range(0, flat.numel(), step)]
-
-    def _reduce_scatter(self, segment: Segment) -> None:
-        segment.load()
-        own = segment.own
-        if self._options.retry:
-            segment.retained = self._buffers.take(own.nbytes)
-            own = segment.retained.view(torch.float32)
-        if segment.staged:
-            if self._ranks > 1 and not self._options.replicated:
-                dist.reduce_scatter_single(segment.part, segment.padded, group=self._group)
-            own.copy_(segment.part, non_blocking=True)
-            finish(segment.part.device)  # the rails read host memory at once
-        elif self._ranks == 1 or self._options.replicated:
-            if self._options.retry:
-                own.copy_(segment.own)
-        else:
-            buffer = self._buffers.take(segment.padded.nbytes)
-            arrived = buffer.view(torch.float32)
-            dist.all_to_all_single(arrived, segment.padded, group=self._group)
-            parts = arrived.view(self._ranks, -1)
-            torch.add(parts[0], parts[1], out=own)
-            for part in parts[2:]:
-                own.add_(part)
-            self._buffers.give(buffer)
-        segment.give(own)
-
-    def _gather(self, segment: Segment) -> None:
-        """Straight between the segments' memory: gloo's own all-gather goes through fresh memory, at twice the processor time."""
-        if segment.staged:
-            segment.part.copy_(segment.own, non_blocking=True)
-            if self._ranks > 1:
-                dist.all_gather_single(segment.padded, segment.part, group=self._group)
-            segment.store()
-            return
-        parts, others = segment.padded.view(self._ranks, -1), [rank for rank in range(self._ranks) if rank != self._rank]
-        works = [dist.isend(segment.own, group=self._group, group_dst=rank) for rank in others]
-        works += [dist.irecv(parts[rank], group=self._group, group_src=rank) for rank in others]
-        for work in works:
-            assert work is not None
-            work.wait()
-        segment.store()
 
 
 @dataclass(slots=True)

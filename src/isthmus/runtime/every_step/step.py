@@ -19,7 +19,7 @@ import xxhash
 
 from isthmus.plan import Strategy
 from isthmus.runtime.codecs.lowrank import Matrix
-from isthmus.runtime.collectives.exchange import gather_on_all
+from isthmus.runtime.collectives.gather import gather_on_all
 from isthmus.runtime.collectives.groups import GroupReducer
 from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, Rails
 from isthmus.runtime.device import Mark, finish, mark, wait_for

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from isthmus.plan import Strategy
 from isthmus.runtime.codecs.coding import Codec, codec_of
 from isthmus.runtime.codecs.feedback import Feedback
-from isthmus.runtime.collectives.exchange import Buffers, Exchange, ExchangeOptions, gather
+from isthmus.runtime.collectives.exchange import Buffers, Exchange, ExchangeOptions
+from isthmus.runtime.collectives.gather import gather
 from isthmus.runtime.courier import Courier
 from isthmus.runtime.environment import RankEnvironment
 from isthmus.runtime.federation.agreement import Federation
@@ -151,7 +152,7 @@ class RailPeers:
             for start in range(0, size, SEGMENT_ELEMENTS)
             for number in shards
         ]
-        lag = _LAG if self.regions > 2 else 0
+        lag = _LAG if any(exchange.passes == 2 for exchange in exchanges) else 1
         for place in range(len(exchanges) + lag):
             if place < len(exchanges):
                 exchanges[place].reduce()

@@ -15,7 +15,8 @@ import torch
 from isthmus.errors import InputError
 from isthmus.plan import CodecName
 from isthmus.runtime.codecs.coding import decode, encode, encoded_bytes
-from isthmus.runtime.collectives.exchange import Buffers, gather
+from isthmus.runtime.collectives.exchange import Buffers
+from isthmus.runtime.collectives.gather import gather
 from isthmus.runtime.pipeline.orders import Op
 from isthmus.runtime.wan.frames import PeerLostError, message_tag
 from isthmus.runtime.wan.rail import Rail, Ticket

@@ -10,7 +10,8 @@ breaks the stream. All integers are little-endian. Nothing here is ever unpickle
                    | xxh32 of the 56 bytes before u32
     kinds          1 data | 2 goodbye | 3 acknowledgement (total = data frames of this stream received so far) | 4 sign of life
     hello          magic 8s | version u16 | verdict u16 | federation 16s | members u64 | generation u64 | instance u64
-                   | region u16 | to_region u16 | rail u16 | stream u16 | streams u16 | length of text u16
+                   | region u16 | to_region u16 | rail u16 | stream u16 | streams u16 | round trip in microseconds u32
+                   | length of text u16
                    | then the text as UTF-8: the speaker's region name, or the reason of a refusal
 """
 
@@ -46,14 +47,14 @@ __all__ = [
     "unpack_hello",
 ]
 
-VERSION: Final = 2
+VERSION: Final = 3
 MAGIC: Final = b"ISFR"
 HELLO_MAGIC: Final = b"ISTHMUS\0"
 _TLS: Final = (b"\x16\x03", b"\x15\x03")  # how a TLS handshake or alert begins
 DATA, BYE, ACK, BEAT = 1, 2, 3, 4
 _HEADER = struct.Struct("<4sB3xIQQQQIQ")
 _CHECK = struct.Struct("<I")
-_HELLO = struct.Struct("<8sHH16sQQQHHHHHH")
+_HELLO = struct.Struct("<8sHH16sQQQHHHHHIH")
 HEADER_BYTES: Final = _HEADER.size + _CHECK.size
 HELLO_BYTES: Final = _HELLO.size
 HELLO_MAGIC_BYTES: Final = len(HELLO_MAGIC)
@@ -112,6 +113,7 @@ class Hello:
         instance: Random number of the speaker's rail: another one means that it was started again.
         region, to_region: Numbers within the generation.
         rail, stream, streams: Which stream of how many of which rail.
+        rtt_us: Round trip as the caller's kernel found it; the answer repeats it, so both ends know the same number.
         text: Name of the speaker's region, or the reason of a refusal.
     """
 
@@ -124,6 +126,7 @@ class Hello:
     members: int = 0
     generation: int = 0
     instance: int = 0
+    rtt_us: int = 0
     version: int = VERSION
     verdict: int = 0
     text: str = ""
@@ -199,6 +202,7 @@ def pack_hello(hello: Hello) -> bytes:
             hello.rail,
             hello.stream,
             hello.streams,
+            hello.rtt_us,
             len(text),
         )
         + text
@@ -225,7 +229,7 @@ def unpack_hello(data: bytes | bytearray, who: str) -> tuple[Hello, int]:
         raise StrangerError(
             f"{who} claims a name of {length} bytes, the protocol allows {TEXT_BYTES_MAX}"
         )
-    region, to_region, rail, stream, streams = numbers
+    region, to_region, rail, stream, streams, rtt_us = numbers
     hello = Hello(
         federation=federation,
         members=members,
@@ -236,6 +240,7 @@ def unpack_hello(data: bytes | bytearray, who: str) -> tuple[Hello, int]:
         rail=rail,
         stream=stream,
         streams=streams,
+        rtt_us=rtt_us,
         version=version,
         verdict=verdict,
     )

@@ -139,7 +139,7 @@ class Lane:
 
     def _send(self) -> None:
         stream, outbox, link = self.stream, self._outbox, self.link
-        while (work := outbox.take(self._slot, stream.chunk_bytes, link.heartbeat_s)) != "end":
+        while (work := outbox.take(self._slot, (stream.chunk_bytes, stream.piece_bytes), link.heartbeat_s)) != "end":
             parts = self._acknowledgement()
             if work is None:
                 if not parts:

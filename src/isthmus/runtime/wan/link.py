@@ -55,6 +55,8 @@ class Link:
         self.sent = [Counts() for _ in range(streams)]
         self.received = [Counts() for _ in range(streams)]
         self.streams_lost = 0
+        self.agreed_rtt_s = 0.0
+        self._stated_rtt_us: int | None = None
         self.error: RailError | None = None
         self.lanes: list[Lane | None] = [None] * streams
         self._gone: list[Lane] = []
@@ -106,7 +108,7 @@ class Link:
         if not newcomer.wire.alive():
             raise ConnectionResetError(f"{newcomer.who} left before it was answered")
         opening.prepare(newcomer.wire, self.peer)
-        return self._install(hello, hello.stream, newcomer.stream, opening.hello(self.peer, hello.stream))
+        return self._install(hello, hello.stream, newcomer.stream, opening.hello(self.peer, hello.stream, hello.rtt_us))
 
     def _install(self, hello: Hello, number: int, stream: PlainStream | TlsStream, answer: Hello | None) -> str:
         with self.lock:
@@ -120,6 +122,7 @@ class Link:
                 # bytes fit a fresh socket's buffer, so this does not wait.
                 if answer is not None:
                     stream.send((pack_hello(answer),))
+                self.agreed_rtt_s = hello.rtt_us * 1e-6
                 self._retire([self.lanes[number]])
                 lane = self.lanes[number] = Lane(self, number, stream)
                 lane.start()
@@ -253,8 +256,14 @@ class Link:
         with self.lock:
             if self.error is not None or self._closing or number in self._calls or self.lanes[number] is not None:
                 return
-            call = self._calls[number] = Call(self._opening, self.peer, number)
+            call = self._calls[number] = Call(self._opening, self.peer, number, self._state_rtt_us)
         self._help(lambda: self._connect(number, call, deadline_s), f"{self.name} call {number}")
+
+    def _state_rtt_us(self, found: int) -> int:
+        """What the first stream found: all streams state the same, however often they are opened."""
+        with self.lock:
+            self._stated_rtt_us = found if self._stated_rtt_us is None else self._stated_rtt_us
+            return self._stated_rtt_us
 
     def _connect(self, number: int, call: Call, deadline_s: float) -> None:
         try:

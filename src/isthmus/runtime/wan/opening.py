@@ -50,7 +50,7 @@ class Opening:
         """`region/rail`, for messages."""
         return f"{self.members.regions[region].name}/{self.rail}"
 
-    def hello(self, to_region: int, stream: int) -> Hello:
+    def hello(self, to_region: int, stream: int, rtt_us: int = 0) -> Hello:
         """What this rank says first on that stream."""
         return Hello(
             federation=self.federation,
@@ -62,6 +62,7 @@ class Opening:
             rail=self.rail,
             stream=stream,
             streams=self.streams,
+            rtt_us=rtt_us,
             text=self.members.regions[self.region].name,
         )
 
@@ -96,8 +97,10 @@ class Call:
         last: What went wrong with the latest attempt.
     """
 
-    def __init__(self, opening: Opening, region: int, stream: int) -> None:
+    def __init__(self, opening: Opening, region: int, stream: int, state_rtt_us: Callable[[int], int]) -> None:
+        """`state_rtt_us` is told the round trip that was found, and says which one the hello states."""
         self._opening, self._region, self._stream = opening, region, stream
+        self._state_rtt_us = state_rtt_us
         host, port = opening.address(region)
         self.who = f"{opening.name(region)} at {host}:{port}"
         self._cancelled = threading.Event()
@@ -153,19 +156,20 @@ class Call:
             name, expected = peer_region(stream, self.who), opening.members.regions[self._region].name
             if name != expected:
                 raise StrangerError(f"{self.who} holds the certificate of region {name!r}")
-        stream.send((pack_hello(opening.hello(self._region, self._stream)),))
+        mine = opening.hello(self._region, self._stream, self._state_rtt_us(int(wire.kernel().rtt_s * 1e6)))
+        stream.send((pack_hello(mine),))
         wire.deadline_s = deadline_s  # the peer answers once its own rail is opened
         answer = read_hello(receiver(stream), self.who)
         wire.deadline_s = None
-        self._check(answer)
+        self._check(mine, answer)
         return stream, answer
 
-    def _check(self, answer: Hello) -> None:
+    def _check(self, mine: Hello, answer: Hello) -> None:
         opening = self._opening
         if answer.verdict:
             raise StrangerError(f"{self.who} refused {opening.name(opening.region)}: {answer.text}")
         expected = replace(
-            opening.hello(self._region, self._stream),
+            mine,
             region=self._region,
             to_region=opening.region,
             instance=answer.instance,

@@ -16,7 +16,7 @@ from isthmus.runtime.wan.frames import CorruptFrameError, PeerLostError, RailErr
 
 __all__ = ["Chunk", "Outbox", "Outgoing", "Slot", "Ticket"]
 
-PIECE_BYTES: Final = 1 << 14
+WAKE_BYTES: Final = 1 << 14  # a message wakes one idle stream for each so many bytes
 RESENDS_MAX: Final = 32  # a stream that breaks for other reasons takes sound chunks with it
 
 
@@ -180,13 +180,14 @@ class Outbox:
             if len(queue) == 1:
                 self._turns.append(flow)
             self._untaken_bytes += message.view.nbytes
-            self._wake(max(1, message.view.nbytes // PIECE_BYTES))
+            self._wake(max(1, message.view.nbytes // WAKE_BYTES))
 
-    def take(self, slot: Slot, chunk_bytes: int, patience_s: float) -> Chunk | End | None:
+    def take(self, slot: Slot, sizes: tuple[int, int], patience_s: float) -> Chunk | End | None:
         """The next chunk to send on that stream.
 
         None: no chunk, but the stream was poked or has been idle for `patience_s`. "end": nothing more will be sent on it.
-        Chunks are of `chunk_bytes`, and smaller towards the end of what waits, so that all streams finish together.
+        Chunks are of `sizes[0]` bytes, and smaller towards the end of what waits, so that all streams finish together, but no
+        smaller than `sizes[1]`, which the stream carries in no time.
         """
         until_s = time.monotonic() + patience_s
         with self.lock:
@@ -203,7 +204,7 @@ class Outbox:
             if slot.dead:
                 self._wake(1)
                 return "end"
-            chunk = self._again.popleft() if self._again else self._next(chunk_bytes)
+            chunk = self._again.popleft() if self._again else self._next(*sizes)
             chunk.busy = True
             chunk.message.busy += 1
             slot.in_flight.append(chunk)
@@ -211,11 +212,11 @@ class Outbox:
             slot.poked = False
             return chunk
 
-    def _next(self, chunk_bytes: int) -> Chunk:
+    def _next(self, chunk_bytes: int, piece_bytes: int) -> Chunk:
         flow = self._turns.popleft()
         queue = self._flows[flow]
         message, offset = queue[0], queue[0].taken
-        size = min(chunk_bytes, max(self._untaken_bytes // (2 * self._streams) & -4096, PIECE_BYTES))
+        size = min(chunk_bytes, max(self._untaken_bytes // (2 * self._streams) & -4096, piece_bytes))
         chunk = Chunk(message, offset, message.view[offset : offset + size])
         message.taken += chunk.view.nbytes
         message.loose += 1

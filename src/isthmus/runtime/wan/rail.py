@@ -279,6 +279,10 @@ class Rail:
         link.inbox.post(tag, view, ticket)
         return ticket
 
+    def agreed_rtt_s(self, peer: int) -> float:
+        """The round trip that the caller's kernel found when the link opened: the same number at both ends."""
+        return self._links[peer].agreed_rtt_s
+
     def flush(self) -> None:
         """Wait until all queued messages were acknowledged."""
         for link in self._links.values():

@@ -24,6 +24,9 @@ CHUNK_S: Final = 0.02
 TUNE_S: Final = 0.1
 CHUNK_BYTES_MIN: Final = 1 << 15
 CHUNK_BYTES_FIRST: Final = 1 << 17
+PIECE_S: Final = 0.001
+PIECE_BYTES_MIN: Final = 1 << 14
+PIECE_BYTES_MAX: Final = 1 << 18
 _TIMEVAL = struct.Struct("ll")
 
 
@@ -55,6 +58,7 @@ class Stream(Protocol):
     sent_at_s: float
     heard_at_s: float
     chunk_bytes: int
+    piece_bytes: int
 
     def send(self, parts: Sequence[memoryview | bytes]) -> None:
         """Hand all `parts` to the kernel."""
@@ -104,7 +108,7 @@ class PlainStream:
         self._closed = False
         self.deadline_s: float | None = None
         self.sent_at_s = self.heard_at_s = time.monotonic()
-        self.chunk_bytes = CHUNK_BYTES_FIRST
+        self.chunk_bytes, self.piece_bytes = CHUNK_BYTES_FIRST, PIECE_BYTES_MIN
         self._tuned_at_s = 0.0
         sock.setblocking(True)
         slice_ = _TIMEVAL.pack(int(POLL_S), int(POLL_S % 1 * 1e6))
@@ -159,7 +163,8 @@ class PlainStream:
         """Fit the chunk, and what the kernel may hold unsent, to `CHUNK_S` of what the stream delivers; called by its sender.
 
         So a fast stream costs few turns of Python, and a slow one never holds back the end of a message, or a small
-        message behind it, for longer than twice that time.
+        message behind it, for longer than twice that time. Towards the end of what waits chunks become smaller, but not
+        below `piece_bytes`, `PIECE_S` of what the stream delivers.
         """
         now_s = time.monotonic()
         if now_s < self._tuned_at_s + TUNE_S:
@@ -170,6 +175,8 @@ class PlainStream:
         if delivered_bytes_per_s == 0:
             return
         self.chunk_bytes = min(max(int(delivered_bytes_per_s * CHUNK_S) & -4096, CHUNK_BYTES_MIN), chunk_bytes_max)
+        piece = int(delivered_bytes_per_s * PIECE_S) & -4096
+        self.piece_bytes = min(max(piece, PIECE_BYTES_MIN), PIECE_BYTES_MAX, self.chunk_bytes)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self.chunk_bytes)
 
     def fit_buffers(self, window_bytes: float) -> None:

@@ -6,6 +6,7 @@ The federation's own authority (`isthmus keys`) signs one certificate a region. 
 What this leaves out: revocation (make new keys), and the kernel's TLS, which Python 3.11 cannot switch on.
 """
 
+import socket
 import ssl
 import threading
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ __all__ = ["Identity", "TlsStream", "greet", "peer_region", "reason", "uris"]
 
 _REGION: Final = region_uri("")
 RECORD_BYTES: Final = 1 << 14
+SEALED_BYTES: Final = RECORD_BYTES + 256 + 5  # the most that a record takes on the wire (RFC 8446, 5.1 and 5.2)
 # What goes through OpenSSL's memory at a time stays in a core's own cache: with 1 MiB both ways run at half the speed.
 FLUSH_BYTES: Final = 1 << 16
 READ_BYTES: Final = 1 << 16
@@ -183,6 +185,11 @@ class TlsStream:
         return self._wire.chunk_bytes
 
     @property
+    def piece_bytes(self) -> int:
+        """What to send at a time at the least, while there is more."""
+        return self._wire.piece_bytes
+
+    @property
     def worn(self) -> bool:
         """Whether its keys have sealed as much as they may."""
         return self.sent_bytes > SENT_BYTES_MAX
@@ -255,7 +262,14 @@ class TlsStream:
         """
         done, ended = self._open(into, 0, None)
         while done < into.nbytes and not ended:
-            done, ended = self._open(into, done, self._wire.receive_some(self._raw))
+            # So much must still come, whatever part of a record OpenSSL holds already: Python runs when it is there, and
+            # not once a packet.
+            sure = min(into.nbytes - done - SEALED_BYTES, READ_BYTES)
+            if sure > 0:
+                arrived = self._wire.receive_some(self._raw[:sure], socket.MSG_WAITALL)
+            else:
+                arrived = self._wire.receive_some(self._raw)
+            done, ended = self._open(into, done, arrived)
         return done
 
     def _open(self, into: memoryview, done: int, arrived: int | None) -> tuple[int, bool]:
