@@ -111,17 +111,20 @@ def test_messages_of_one_flow_go_in_order_and_every_byte_once():
     assert list(covered.values()) == sizes
 
 
-@given(st.floats(1e5, 1e11), st.floats(0, 1), st.integers(1, 64))
-def test_streams_grow_with_the_round_trip_and_hold_the_bandwidth_delay_product(rate, rtt, rails):
+@given(st.floats(1e5, 1e11), st.floats(0, 1), st.integers(1, 64), st.floats(1e-6, 0.1))
+def test_streams_grow_with_round_trip_and_loss_and_hold_the_bandwidth_delay_product(rate, rtt, rails, loss):
     streams = choose_streams(rate, rtt, rails)
-    assert 2 <= streams <= 16
+    assert 1 <= streams <= 16
     assert streams <= choose_streams(rate, rtt * 2, rails)
+    assert streams <= choose_streams(rate, rtt, rails, loss) <= choose_streams(rate, rtt, rails, 2 * loss)
     assert streams == 16 or streams * 2**21 >= rate / rails * rtt
 
 
 def test_streams_of_three_links_by_hand():
-    # 100 Mb/s x 18 ms over two rails: slow, so 4. 1 Gb/s x 60 ms: 62.5 MB/s x 60 ms / 2 MiB = 1.8. 10 Gb/s: 17.9, cut to 16.
-    assert [choose_streams(rate, rtt, 2) for rate, rtt in ((12.5e6, 0.018), (125e6, 0.060), (1.25e9, 0.060))] == [4, 2, 16]
+    # 100 Mb/s x 18 ms over two rails: 0.05 windows. 1 Gb/s x 60 ms: 62.5 MB/s x 60 ms / 2 MiB = 1.8. 10 Gb/s: 17.9, cut to 16.
+    assert [choose_streams(rate, rtt, 2) for rate, rtt in ((12.5e6, 0.018), (125e6, 0.060), (1.25e9, 0.060))] == [1, 2, 16]
+    # One packet in a thousand lost: 1500 B / 18 ms x sqrt(1500) = 3.23 MB/s a stream; twice 6.25 / 3.23 = 3.87.
+    assert choose_streams(12.5e6, 0.018, 2, 0.001) == 4
 
 
 @given(st.integers(3, 5).flatmap(lambda n: st.lists(st.floats(0.5, 100), min_size=n * n, max_size=n * n)))

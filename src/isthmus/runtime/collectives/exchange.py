@@ -155,7 +155,8 @@ class Exchange:
     def reduce(self) -> None:
         """In two passes: add up the part this region owns, and send the result to the others. In one: wait for the other's.
 
-        `finish` some time later then finds that the others have what it waits for, and copies nothing to change the shard.
+        Results of what comes later must not wait for the others' results of what came before: reduce all that is under way,
+        and finish meanwhile what is `ready`.
         """
         rail = self._rail
         if self.passes == 1 and self._receives:
@@ -182,6 +183,12 @@ class Exchange:
             owed.div_(self._weights[rail.region] * self._scale)
         for peer in peers_of(rail):
             self._send(peer, self._tag + _PHASE, self._mine)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `finish` would neither wait nor copy what is being sent; after `reduce`."""
+        waited = [*self._receives.values(), *(ticket for ticket, _ in self._results.values()), *self._sends]
+        return all(ticket.done for ticket in waited)
 
     def finish(self) -> None:
         """Wait for the other regions' bytes and write the result into the shard."""

@@ -33,7 +33,6 @@ __all__ = ["HierarchicalReducer", "Rails", "ReducerOptions", "UnderWay"]
 
 _SPACE_ELEMENTS = 1 << 40
 _FLOW = 1 << 63
-_LAG = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,18 +187,17 @@ class HierarchicalReducer:
                 have seen it, are not left alone in a gather.
         """
         segments = under_way.segments
-        # In one pass one: by then the peer has mostly acknowledged what is about to be replaced, and nothing need be copied.
-        exchanges = [exchange for each in under_way.exchanges.values() for exchange in each]
-        passes = max((exchange.passes for exchange in exchanges if isinstance(exchange, Exchange)), default=0)
-        lag = _LAG if passes == 2 else passes
         if not under_way.advanced:
             self.advance([under_way])
-        for number in range(len(segments) + lag):
-            if number < len(segments) and self._low_rank is None:
+        finished = 0
+        for number in range(len(segments) + 1):
+            last = number == len(segments)
+            if not last and self._low_rank is None:
                 self._step(under_way, number, _reduce)
-            if number >= lag:
-                self._step(under_way, number - lag, _finish)
-                self._region.gather(segments[number - lag])
+            while finished < number and (last or self._ready(under_way, finished)):
+                self._step(under_way, finished, _finish)
+                self._region.gather(segments[finished])
+                finished += 1
         self._region.settle()
         if under_way.error is not None:
             raise under_way.error
@@ -294,6 +292,10 @@ class HierarchicalReducer:
             link = rails.carried[shard.rail], shard.rail, tag
             return LowRankExchange(link, shard.given, options, shard.out, (self._low_rank, under_way.matrices))
         return Exchange(rails.carried[shard.rail], shard.given, tag, options, shard.out)
+
+    def _ready(self, under_way: "UnderWay", number: int) -> bool:
+        exchanges = under_way.exchanges.get(number, [])
+        return all(isinstance(exchange, Exchange) and exchange.ready for exchange in exchanges)
 
     def _step(self, under_way: "UnderWay", number: int, step: Callable[[Any], None]) -> None:
         try:

@@ -32,7 +32,6 @@ __all__ = ["Bell", "Coding", "OuterLink", "Peers", "RailLink", "RailPeers", "Ran
 T = TypeVar("T")
 SEGMENT_ELEMENTS = 1 << 20
 _DELTA_TAG, _NUMBER_TAG, _READY_TAG = 0, 1, 2
-_LAG = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +151,14 @@ class RailPeers:
             for start in range(0, size, SEGMENT_ELEMENTS)
             for number in shards
         ]
-        lag = _LAG if any(exchange.passes == 2 for exchange in exchanges) else 1
-        for place in range(len(exchanges) + lag):
-            if place < len(exchanges):
-                exchanges[place].reduce()
-            if place >= lag:
-                exchanges[place - lag].finish()
+        finished = 0
+        for place, exchange in enumerate(exchanges):
+            exchange.reduce()
+            while finished < place and exchanges[finished].ready:
+                exchanges[finished].finish()
+                finished += 1
+        for exchange in exchanges[finished:]:
+            exchange.finish()
 
     def _exchange(self, number: int, shard: torch.Tensor, mean: torch.Tensor, start: int, coding: Coding) -> Exchange:
         options = ExchangeOptions(

@@ -157,7 +157,7 @@ class TlsStream:
     """TLS over one TCP stream, in memory: OpenSSL never touches the socket, so sender and receiver block outside its lock.
 
     OpenSSL's connection object is not safe for two threads, and CPython 3.11 does not guard it: `_lock` does. It is held for
-    `FLUSH_BYTES` or `READ_BYTES` at a time; SSL_write and SSL_read do one record of 16 KB a call as CPython sets them.
+    `FLUSH_BYTES` or `READ_BYTES` at a time: one call seals that much, SSL_read opens one record of 16 KB a call.
     """
 
     def __init__(self, wire: PlainStream, identity: Identity, *, calling: bool) -> None:
@@ -236,7 +236,7 @@ class TlsStream:
             stop = min(size, done + FLUSH_BYTES)
             with self._lock:
                 while done < stop:
-                    done += write(view[done : min(stop, done + RECORD_BYTES)])
+                    done += write(view[done:stop])
                 sealed = self._outgoing.read() if done < size else b""
             if sealed:
                 self._wire.send((sealed,))
