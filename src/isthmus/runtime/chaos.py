@@ -61,11 +61,13 @@ class _FlippedRail:
 
 class _FlippedTicket:
     def __init__(self, ticket: Ticket, view: memoryview, byte: int) -> None:
-        self._ticket, self._view, self._byte = ticket, view, byte
+        self._ticket, self._view, self._byte, self._flipped = ticket, view, byte, False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ticket, name)
 
     def wait(self, timeout_s: float | None = None) -> None:
         self._ticket.wait(timeout_s)
-        self._view[self._byte % self._view.nbytes] ^= 1
+        if not self._flipped:  # who waits twice finds the same wrong byte
+            self._view[self._byte % self._view.nbytes] ^= 1
+        self._flipped = True
