@@ -173,7 +173,13 @@ _VERSION = re.compile(r"NCCL version (?P<version>\d+\.\d+(?:\.\d+)?)")
 def read_nccl(document: Document) -> Iterator[Fact]:
     """Facts of one log in the order of its lines."""
     told: set[tuple[str, str, str]] = set()
+    channels: set[tuple[str, str]] = set()
     for index, line in enumerate(document.lines):
+        if " via " in line:  # a rank prints one such line a channel and peer: each wording counts once
+            key = (line.partition("[")[0], line.partition(" via ")[2])
+            if key in channels:
+                continue
+            channels.add(key)
         if _ANY.search(line):
             yield from _new(_events(document, index, line), told)
         if "NCCL" in line or "NET" in line or "ootstrap" in line or "HCA" in line:
