@@ -15,7 +15,7 @@ from isthmus.runtime.checkpoint import latest
 
 __all__ = ["Player", "StuckError"]
 
-START_LIMIT_S, HEAL_LIMIT_S, HANG_LIMIT_S, END_LIMIT_S = 60.0, 45.0, 20.0, 60.0
+START_LIMIT_S, HEAL_LIMIT_S, HANG_LIMIT_S, END_LIMIT_S = 60.0, 45.0, 20.0, 240.0
 QUIET_ROUNDS = 2
 LAST_STEPS = 320  # from the last fault to the end
 LOSS = 0.05
