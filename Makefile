@@ -75,7 +75,7 @@ bench-peers: $(STAMP)
 chaos: $(STAMP)
 	$(BIN)/python benchmarks/chaos/run.py --seed $(SEED) --runs $(RUNS) --results build/chaos-$(SEED).json
 
-## make chaos-sample  20 faults in three runs, for CI (under three minutes)
+## make chaos-sample  20 faults in three runs (about three minutes)
 chaos-sample: $(STAMP)
 	$(BIN)/python benchmarks/chaos/run.py --sample --seed $(SEED)
 
