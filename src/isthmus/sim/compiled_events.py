@@ -42,12 +42,12 @@ class Filler:
         self._rates, self._open = np.zeros(streams), np.zeros(streams, dtype=np.bool_)
         self._left, self._load = np.zeros(links), np.zeros(links)
 
-    def fill(self, active: Ints) -> Numbers:
-        """Rates of the classes `active`, in their order."""
+    def fill(self, active: Ints) -> tuple[Numbers, float]:
+        """Rates of the classes `active`, in their order, and the load of the fullest link as a share of its capacity."""
         on = np.zeros(len(self._rates), dtype=np.bool_)
         on[active] = True
-        _share(active, self._links, self._graph, on, self._rates, self._open, self._left, self._load)
-        return self._rates[active]
+        fullest = _share(active, self._links, self._graph, on, self._rates, self._open, self._left, self._load)
+        return self._rates[active], fullest
 
 
 def _turned(start: Ints, link: Ints, links: int) -> tuple[Ints, Ints]:
@@ -148,7 +148,8 @@ def _share(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     load[link[k]] -= times[k]
     fullest = 0.0
     for one in links:
-        fullest = max(fullest, 1.0 - left[one] / capacity[one])
+        if capacity[one] > 0:
+            fullest = max(fullest, 1.0 - left[one] / capacity[one])
     return fullest
 
 

@@ -7,6 +7,7 @@ time (the capacity they leave is free from the end of the batch).
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from importlib.util import find_spec
 
@@ -53,7 +54,7 @@ class Played:
 @dataclass(slots=True, kw_only=True)
 class _State:
     problem: Problem
-    rates_of: Callable[[Ints], Numbers]
+    rates_of: Callable[[Ints], tuple[Numbers, float]]
     before: dict[int, list[tuple[int, int]]]
     after: dict[int, list[int]]
     sent: Ints
@@ -130,9 +131,9 @@ def _prepare(problem: Problem) -> _State:
     if len(problem.link) >= COMPILED_FROM and find_spec("numba"):
         from isthmus.sim.compiled_events import Filler
 
-        rates_of: Callable[[Ints], Numbers] = Filler(problem).fill
+        rates_of: Callable[[Ints], tuple[Numbers, float]] = Filler(problem).fill
     else:
-        rates_of = lambda active: fill(problem, active)  # noqa: E731
+        rates_of = partial(_filled, problem)
     return _State(
         problem=problem,
         rates_of=rates_of,
@@ -228,14 +229,19 @@ def _rates(state: _State) -> Numbers:
     key = state.active.tobytes() if small else b""
     if small and key in state.known:
         return state.known[key]
-    rates = state.rates_of(state.active)
+    rates, fullest = state.rates_of(state.active)
     state.fillings += 1
-    state.peak_load = max(state.peak_load, _load(state.problem, state.active, rates))
+    state.peak_load = max(state.peak_load, fullest)
     if small:
         if len(state.known) >= _REMEMBERED:
             state.known.clear()
         state.known[key] = rates
     return rates
+
+
+def _filled(problem: Problem, active: Ints) -> tuple[Numbers, float]:
+    rates = fill(problem, active)
+    return rates, _load(problem, active, rates)
 
 
 def _load(problem: Problem, active: Ints, rates: Numbers) -> float:
