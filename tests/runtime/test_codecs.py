@@ -26,9 +26,11 @@ def test_every_codec_trains_in_every_step_and_in_local_steps(nursery: Any) -> No
     # Two regions of one rank, each way in the same processes. Where six steps lead with a codec must be where they lead with
     # fp32 by and large, signs and a tenth of the elements included: what codecs leave out is owed and comes later.
     ways = [way.model_dump() for way in strategies()]
+    patient = {region: {"TEST_TIMEOUT_S": "60"} for region in ("east", "west")}  # where nothing is compiled yet, each compiles
     run = nursery.run(
-        strategies()[0], scenario="each in turn", regions={"east": 1, "west": 1}, strategies=ways, steps=6, batch=2
-    ).succeeded()
+        strategies()[0], scenario="each in turn", regions={"east": 1, "west": 1}, strategies=ways, steps=6, batch=2,
+        timeout_s=110.0, variables=patient,
+    ).succeeded()  # fmt: skip
     east, west = run.parameters
     start = nursery.run(strategies()[0], regions={"east": 1, "west": 1}, steps=0).succeeded().parameters[0]
     for way in strategies():
