@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,12 @@ def test_a_plan_with_a_calibration_takes_its_links_from_it_and_says_so(
     ask = ("plan", FABRIC, "llama-3-8b", "--json")
     shipped = json.loads(run(capsys, monkeypatch, *ask))
     slower = json.loads(run(capsys, monkeypatch, *ask, "--calibration", str(own)))
-    assert slower["prediction"]["step_s"] >= shipped["prediction"]["step_s"]
+
+    def quickest_s(plan: dict[str, Any]) -> float:
+        # Of all: the chosen one may be up to 5 % slower for its lower risk, and another one under other links.
+        return min(each["prediction"]["step_s"] for each in (plan, *plan["alternatives"]) if each["prediction"])
+
+    assert quickest_s(slower) > quickest_s(shipped)
     share = {each["name"]: each["value"] for each in slower["assumptions"]}
     assert share["infiniband, share of line rate"] == 0.2
     assert "network in the region, share of line rate" not in share
