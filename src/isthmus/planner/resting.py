@@ -18,6 +18,8 @@ from isthmus.cost.efficiency import (
 )
 from isthmus.cost.paths import Wan, level_carriers
 from isthmus.fabric import levels
+from isthmus.fabric.carriers import Carrier
+from isthmus.fabric.model import LevelName
 from isthmus.plan import Assumption
 from isthmus.planner.setting import Setting
 from isthmus.planner.words import counted
@@ -82,8 +84,8 @@ def _tier_assumptions(setting: Setting) -> list[Assumption]:
 
 
 def _calibrated(setting: Setting, constants: Constants) -> list[Assumption]:
-    names = [level.name for level in levels(setting.fabric) if level.name != "wan"]
-    carriers = [carrier for name in names for carrier in level_carriers(setting.fabric, name)]
+    names: list[LevelName] = [level.name for level in levels(setting.fabric) if level.name != "wan"]
+    carriers: list[Carrier] = [carrier for name in names for carrier in level_carriers(setting.fabric, name)]
     return [
         Assumption(
             name=f"{carrier}, share of line rate",
