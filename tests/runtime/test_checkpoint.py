@@ -20,6 +20,7 @@ from isthmus.runtime.checkpoint import (
     generators,
     latest,
     load,
+    read_whole,
     save,
     set_generators,
     step_folder,
@@ -71,6 +72,24 @@ def test_the_newest_whole_checkpoint_is_taken_and_another_regions_only_without_a
     assert latest(tmp_path, "east") == Found(2, step_folder(tmp_path, 2, "east"), own=True)
     assert latest(tmp_path, "north") == Found(3, step_folder(tmp_path, 3, "west"), own=False)
     assert latest(tmp_path / "nothing", "east") is None
+
+
+def test_a_checkpoint_that_another_region_removes_meanwhile_is_chosen_again(tmp_path: Path) -> None:
+    places = {step: step_folder(tmp_path, step, "west") for step in (1, 2)}
+    for place in places.values():
+        place.mkdir(parents=True)
+        (place / ".metadata").touch()
+
+    def read(found: Found) -> int:
+        if found.step == 2:  # as if its region had written three more, and lost those again
+            shutil.rmtree(places[2].parent)
+        return len((found.folder / ".metadata").read_bytes())
+
+    assert read_whole(lambda: latest(tmp_path, "east"), read, None) == (Found(1, places[1], own=False), 0)
+    with pytest.raises(FileNotFoundError):  # what stands and cannot be read is an error at once
+        read_whole(lambda: latest(tmp_path, "east"), lambda found: (found.folder / "rank-0.pt").read_bytes(), None)
+    shutil.rmtree(places[1])
+    assert read_whole(lambda: latest(tmp_path, "east"), read, None) is None
 
 
 def test_only_the_newest_stay(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ import random
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 import torch
@@ -34,11 +34,14 @@ __all__ = [
     "generators",
     "latest",
     "load",
+    "read_whole",
     "save",
     "set_generators",
     "step_folder",
 ]
 
+T = TypeVar("T")
+_TRIES = 5
 _STEP = re.compile(r"step-(\d{8,})$")
 _PARTIAL = ".partial"
 
@@ -144,10 +147,55 @@ def latest(folder: Path, region: str) -> Found | None:
         if (path / region / ".metadata").exists():
             return Found(step, path / region, own=True)
     for step, path in steps:
-        for other in sorted(path.iterdir()):
+        for other in sorted(path.glob("*")):  # of a step that its region has just removed: nothing
             if other.suffix != _PARTIAL and (other / ".metadata").exists():
                 return Found(step, other, own=False)
     return None
+
+
+def read_whole(
+    choose: Callable[[], Found | None], work: Callable[[Found], T], group: dist.ProcessGroup | None
+) -> tuple[Found, T] | None:
+    """The checkpoint that rank 0 of the region chooses, and what `work` reads of it; None where there is none.
+
+    Another region goes on removing its old checkpoints while this one reads: one that goes away meanwhile is no error, and
+    the choice is made again. Called by all ranks of `group`.
+
+    Raises:
+        InputError: A checkpoint that stands cannot be read; or five in a row went away.
+    """
+    for _ in range(_TRIES):
+        found = _chosen(choose, group)
+        if found is None:
+            return None
+        failure: FileNotFoundError | InputError | None = None
+        read: list[T] = []
+        try:
+            read.append(work(found))
+        except (FileNotFoundError, InputError) as error:
+            failure = error
+        gone = not found.own and not (found.folder / ".metadata").exists()
+        ranks = _of_all(group, (failure is not None, gone))
+        if not any(failed for failed, _ in ranks):
+            return found, read[0]
+        if not any(away for _, away in ranks):
+            raise failure or InputError(str(found.folder), "cannot be read by another rank of this region")
+    raise InputError("checkpoints", "of other regions go away before they are read", "keep more: cluster.checkpoint(keep=10)")
+
+
+def _chosen(choose: Callable[[], Found | None], group: dist.ProcessGroup | None) -> Found | None:
+    box = [choose()]
+    if group is not None and dist.get_world_size(group) > 1:
+        dist.broadcast_object_list(box, group=group, group_src=0)
+    return box[0]
+
+
+def _of_all(group: dist.ProcessGroup | None, mine: tuple[bool, bool]) -> list[tuple[bool, bool]]:
+    if group is None:
+        return [mine]
+    found = [mine] * dist.get_world_size(group)
+    dist.all_gather_object(found, mine, group=group)
+    return found
 
 
 def forget(folder: Path, region: str, keep: int) -> None:

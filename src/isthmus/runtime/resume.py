@@ -22,6 +22,7 @@ from isthmus.runtime.checkpoint import (
     generators,
     latest,
     load,
+    read_whole,
     save,
     set_generators,
     step_folder,
@@ -78,6 +79,14 @@ class RunState:
         Raises:
             InputError: A checkpoint is of another model, or the regions have none in common.
         """
+        read = read_whole(lambda: self._choose(folder), self._read, self.group)
+        if read is None:
+            return 0
+        found, (own, locals_) = read
+        self._take(own, found, locals_)
+        return found.step
+
+    def _choose(self, folder: Path) -> Found | None:
         session = self.session
         region = session.federation.environment.region
         found = latest(folder, region)
@@ -92,12 +101,10 @@ class RunState:
                     f"region {region!r} has no checkpoint of step {min(steps)}, the newest that another region has",
                     "remove the newer checkpoints of the other regions, or keep more of them",
                 )
-        if found is None:
-            return 0
-        self._load(found)
-        return found.step
+        return found
 
-    def _load(self, found: Found) -> None:
+    def _read(self, found: Found) -> tuple[dict[str, Any], list[Any] | None]:
+        """Model and optimizer into their places; this rank's own part, else another's; all ranks' local steps if ranks differ."""
         from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
         with self.session.paused():
@@ -110,7 +117,7 @@ class RunState:
         same = found.own and own is not None and own["ranks"] == self.session.federation.environment.world_size
         if own is None:
             own = torch.load(ranks[0], weights_only=True)
-        self._take(own, found, ranks, same=same)
+        return own, None if same else [torch.load(path, weights_only=True)["local"] for path in ranks]
 
     def _own(self) -> dict[str, Any]:
         session = self.session
@@ -125,8 +132,8 @@ class RunState:
             "generators": generators(),
         }
 
-    def _take(self, own: dict[str, Any], found: Found, ranks: list[Path], *, same: bool) -> None:
-        session = self.session
+    def _take(self, own: dict[str, Any], found: Found, locals_: list[Any] | None) -> None:
+        session, same = self.session, locals_ is None
         for item, state in zip(self.also, own["also"], strict=True):
             item.load_state_dict(state)
         session.go_to(own["place"])
@@ -134,7 +141,7 @@ class RunState:
         session.kept_parts = tuple(own["parts"]) if same and own.get("parts") else None
         changes: list[str] = []
         if session.local is not None and own["local"] is not None:
-            state = own["local"] if same else merge_states(torch.load(path, weights_only=True)["local"] for path in ranks)
+            state = own["local"] if locals_ is None else merge_states(locals_)
             session.local.load_state_dict(state if found.own else for_new_region(state))
             if not found.own:
                 session.local.take_outer()

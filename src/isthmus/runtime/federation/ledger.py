@@ -5,6 +5,7 @@ generation, branch/<region>/generation    the last generation of the run, of a b
 regroup/<branch>/<number>/<region>    record of a region that leaves generation <number>, on its lease
 join/<region>                         a region that asks to come in, on its lease
 progress/<branch>                     committed tokens
+yield/<branch>                        number of its generation whose regions leave it for another branch
 end                                   of a run that is over: when, and who was there
 terms                                 what all members must have been started with: name -> text
 """
@@ -65,6 +66,10 @@ class Ledger:
     def progress(self, branch: str) -> str:
         """Key of a branch's progress."""
         return f"{self.prefix}progress/{_safe(branch)}"
+
+    def gives_way(self, branch: str) -> str:
+        """Key of a branch's word that its regions leave it for another."""
+        return f"{self.prefix}yield/{_safe(branch)}"
 
 
 def dump(fact: Generation | Record | Join | End) -> str:

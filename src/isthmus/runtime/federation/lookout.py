@@ -157,13 +157,28 @@ class Lookout(Presence):
         best = best_branch(view, self.rules)
         if best is None or best.branch == generation.branch or not holders(view, best):
             return
-        if all(found == "open" for found in self._reach(best.regions).values()):
+        if all(found == "open" for found in self._reach(best.regions).values()) and self._may_leave_for(best, generation):
             self.say(f"the links are whole again; branch {best.branch or 'main'} has more committed tokens: joining it")
             with self._guard:
                 self._superseded = self._generation == generation
                 busy = self._busy and self._superseded
             if busy:
                 self.on_regroup(generation)
+
+    def _may_leave_for(self, best: Generation, own: Generation) -> bool:
+        """Say in the store that the own branch gives way, unless `best` has said so of itself.
+
+        Each side compares progress by what it last saw of the other, and both can find the other ahead; were both to leave,
+        nobody would hold the state. The store takes one word and refuses the other.
+        """
+        theirs, ours = self._ledger.gives_way(best.branch), self._ledger.gives_way(own.branch)
+        other, mine = self._store.get(theirs), self._store.get(ours)
+        if other is not None and other.value == str(best.number):
+            return False
+        if mine is not None and mine.value == str(own.number):
+            return True
+        seen = {theirs: other.revision if other else 0, ours: mine.revision if mine else 0}
+        return self._store.txn(seen, {ours: str(own.number)})
 
     def _write_generation(self) -> None:
         """A branch that began while the store was lost is made known now; as is all, to a store that has forgotten it."""
