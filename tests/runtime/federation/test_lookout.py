@@ -1,0 +1,46 @@
+"""Two branches after a partition: however stale what each knows of the other, only one of them gives way."""
+
+import pytest
+
+from isthmus.plan import Survival
+from isthmus.runtime.environment import Members
+from isthmus.runtime.federation.coordinator import serving
+from isthmus.runtime.federation.facts import View
+from isthmus.runtime.federation.generation import Generation
+from isthmus.runtime.federation.lookout import Lookout
+from isthmus.runtime.federation.store import open_store
+from isthmus.runtime.loopback import free_ports
+
+REGIONS = ("east", "west")
+LIVE = {region: f"{region}-1" for region in REGIONS}
+BRANCHES = {region: Generation(number=7, regions=(region,), incarnations=(LIVE[region],), branch=region) for region in REGIONS}
+
+
+class Side(Lookout):
+    """One side, which finds the other ahead."""
+
+    def __init__(self, address: str, region: str, members: Members) -> None:
+        super().__init__(open_store(address), region, members, Survival(on_partition="continue"), "run")
+        self.probe, self.say, self._generation = (lambda *_: "open"), (lambda _: None), BRANCHES[region]
+
+    def look(self) -> None:
+        ahead = {region: 0 if region == self.region else 1000 for region in REGIONS}
+        self._look_for_heal(BRANCHES[self.region], View(live=LIVE, generations=BRANCHES, progress=ahead))
+
+    @property
+    def leaves(self) -> bool:
+        return self._superseded
+
+
+@pytest.mark.parametrize("first", REGIONS)
+def test_of_two_branches_that_find_each_other_ahead_only_the_first_to_say_so_gives_way(first: str) -> None:
+    (port,) = free_ports(1)
+    members = Members.model_validate({"regions": [{"name": name, "rails": [f"127.0.0.1:{port}"]} for name in REGIONS]})
+    with serving(("127.0.0.1", port)):
+        sides = {region: Side(f"tcp://127.0.0.1:{port}", region, members) for region in REGIONS}
+        order = [first, *(region for region in REGIONS if region != first)]
+        for region in [*order, *order]:  # looking again changes nothing
+            sides[region].look()
+            assert [other for other in REGIONS if sides[other].leaves] == [first]
+        for side in sides.values():
+            side._store.close()
