@@ -106,25 +106,25 @@ CASES: list[tuple[str, str | bytes, str, str]] = [
         "a list as the whole file",
         "- a\n- b\n",
         ":1: expected keys and values, found a list",
-        "expected the keys name, regions, wan",
+        "expected the keys name, regions, wan, prices",
     ),
     (
         "a word as the whole file",
         "fabric\n",
         ":1: expected keys and values, found 'fabric'",
-        "expected the keys name, regions, wan",
+        "expected the keys name, regions, wan, prices",
     ),
     (
         "an empty file",
         "",
         ": is empty",
-        "expected the keys name, regions, wan",
+        "expected the keys name, regions, wan, prices",
     ),
     (
         "a file of comments",
         "# nothing\n\n# here\n",
         ": is empty",
-        "expected the keys name, regions, wan",
+        "expected the keys name, regions, wan, prices",
     ),
     (
         "two documents in one file",
@@ -245,13 +245,13 @@ CASES: list[tuple[str, str | bytes, str, str]] = [
         "a workload given as a fabric",
         "name: w\nmodel: llama-3-8b\nsequence_length: 4096\n",
         ":2: unknown key 'model' (2 more faults in this file)",
-        "this looks like a workload; expected the keys name, regions, wan",
+        "this looks like a workload; expected the keys name, regions, wan, prices",
     ),
     (
         "a plan given as a fabric",
         "version: 1\nfabric: f\nstrategy: {name: x, kind: flat}\n",
         ":1: unknown key 'version' (4 more faults in this file)",
-        "this looks like a plan; expected the keys name, regions, wan",
+        "this looks like a plan; expected the keys name, regions, wan, prices",
     ),
 ]
 

@@ -148,9 +148,9 @@ class Lane:
                 continue
             parts += (self._header(work), work.view)
             self._carrying = True
+            self._sent.add(work.view.nbytes)  # before: the peer's word that it has all may come while this thread still returns
             stream.send(parts)
             self._carrying = False
-            self._sent.add(work.view.nbytes)
             outbox.handed(work)
             stream.tune(link.chunk_bytes_max)
             if self._proved_by_tls and stream.worn:  # type: ignore[union-attr]
