@@ -43,9 +43,12 @@ __all__ = [
     "wan_pipe",
 ]
 
-STREAMS_MIN, STREAMS_MAX = 4, 32
-"""TCP streams of one rail: below 4 one loss stalls the rail; above 32 sockets cost more than they carry
-(judgement).
+STREAMS_MAX = 32
+"""TCP streams of one rail: above it sockets cost more than they carry (judgement)."""
+
+FAST_RAIL_BYTES_PER_S = 32e6
+"""A slower rail takes one stream where its window allows, a faster one two: on two cores 1, 2 and 4 streams took 1.04, 1.05 and
+1.18 times the limit at 100 Mb/s and 18 ms (docs/decisions/log.md).
 """
 
 _EFFICIENCY: dict[LevelName, float] = {
@@ -182,7 +185,7 @@ def in_node_all_reduce_s(size_bytes: float, group: NodeGroup) -> float:
 def wan_pipe(fabric: Fabric) -> Wan | None:
     """The pipe between the regions of `fabric`; None where there is one region only.
 
-    Streams are as many as the link needs to be what binds, between `STREAMS_MIN` and `STREAMS_MAX` a rail.
+    Streams are as many as the link needs to be what binds, at least one a rail (two on a fast one), at most `STREAMS_MAX`.
     """
     level = next((each for each in levels(fabric) if each.name == "wan"), None)
     if level is None:
@@ -196,7 +199,8 @@ def wan_pipe(fabric: Fabric) -> Wan | None:
         limit = Limit(rate * share, "link")
     else:
         needed = -(-streams_to_fill(rate, rtt_s, loss, TCP_WINDOW.value) // rails)
-        share, streams = payload_fraction(), min(STREAMS_MAX, max(STREAMS_MIN, needed))
+        fewest = 1 if rate / rails <= FAST_RAIL_BYTES_PER_S else 2
+        share, streams = payload_fraction(), min(STREAMS_MAX, max(fewest, needed))
         limit = tcp_rate_bytes_per_s(rate, rtt_s, loss, streams * rails, TCP_WINDOW.value)
     nics = min(group.nics for region in fabric.regions for group in region.groups)
     return Wan(
