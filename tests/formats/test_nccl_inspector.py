@@ -1,9 +1,11 @@
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from isthmus.errors import InputError
+from isthmus.formats.measurements import read_measured_runs
 from isthmus.formats.nccl_inspector import inspector_runs
 
 
@@ -20,6 +22,14 @@ def test_the_readmes_example_has_the_algbw_it_states() -> None:
     [run] = inspector_runs(json.dumps(record(2, "AllReduce", 1407, 17179869184, 61974), indent=2), "x.json")
     assert (run.collective, run.ranks, run.nodes) == ("all-reduce", 8, 1)
     assert run.rows[0].size_bytes / run.rows[0].seconds / 1e9 == pytest.approx(277.21, abs=0.01)
+
+
+def test_a_dump_is_known_by_its_content_whatever_its_name(tmp_path: Path) -> None:
+    text = "\n".join(json.dumps(record(0, "AllReduce", number, 1 << 20, 40.0)) for number in range(3))
+    for name in ("rank0.log", "rank0.jsonl"):
+        (tmp_path / name).write_text(text)
+        [run] = read_measured_runs(tmp_path / name)
+        assert (run.collective, run.rows[0].seconds) == ("all-reduce", pytest.approx(40e-6))
 
 
 def test_a_reduce_scatter_is_counted_whole() -> None:

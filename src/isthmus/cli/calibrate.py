@@ -26,6 +26,8 @@ isthmus calibrate all_reduce.log --fabric examples/one-node.yaml -o calibration.
 
 kubectl logs nccl-test-launcher > run.log; isthmus calibrate run.log --fabric fabric.yaml --region shanghai --nodes 4
 
+isthmus calibrate inspector/*.log --fabric fabric.yaml -o calibration.yaml        # what NCCL's Inspector plugin dumped
+
 isthmus calibrate measured/collectives.yaml measurements.jsonl --fabric fabric.yaml --json
 """
 

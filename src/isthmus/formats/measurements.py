@@ -1,7 +1,7 @@
 """Any file of measured collectives to runs: the one door for `isthmus calibrate` and for the doctor.
 
-By name: `.yaml` is isthmus's own form (`collective_runs`), `.jsonl` one JSON object a line, anything else text of nccl-tests,
-rccl-tests or a torch benchmark. A line of JSON:
+By name: `.yaml` is isthmus's own form (`collective_runs`). By content: the JSON of NCCL's Inspector, whatever its name. Else
+`.jsonl` is one JSON object a line, and anything else text of nccl-tests, rccl-tests or a torch benchmark. A line of JSON:
 
     {"collective": "all-reduce", "ranks": 16, "nodes": 2, "size_bytes": 1073741824, "seconds": 0.0045, "source": "job 812"}
 """
@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from isthmus.errors import InputError, nearest
 from isthmus.formats.collective_runs import COLLECTIVES, Collective, Row, Run, read_runs
+from isthmus.formats.nccl_inspector import inspector_runs
 from isthmus.formats.nccl_tests import Table, read_nccl_tests
 from isthmus.formats.torch_bench import read_torch_bench
 
@@ -41,6 +42,8 @@ def read_measured_runs(path: Path | str) -> tuple[Run, ...]:
     if len(raw) > TEXT_LIMIT_BYTES:
         raise InputError(source, f"is larger than {TEXT_LIMIT_BYTES // 1_000_000} MB", "keep the tables and their headers")
     text = raw.decode("utf-8", errors="replace")
+    if '"coll_perf"' in text:
+        return tuple(inspector_runs(text, source))
     return runs_in_json_lines(text, source) if source.endswith(".jsonl") else runs_in_text(text, source)
 
 
