@@ -103,10 +103,10 @@ def _plain(size: float, found: CollectiveTime, factor: float) -> dict[str, objec
 
 def _table(times: list[tuple[float, CollectiveTime]], factor: float) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("size", "time", "p10", "p90", "busbw"):
+    for column in ("size", "time", "p10", "p90", "busbw"):  # on a narrow terminal the words fold, figures stay whole
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("NCCL", no_wrap=True)
-    table.add_column("limit", no_wrap=True)
+    table.add_column("limit")
     for size, found in times:
         table.add_row(
             show_bytes(size),
