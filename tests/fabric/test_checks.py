@@ -277,6 +277,18 @@ CASES: list[tuple[str, str, list[tuple[str, str, int]], str]] = [
         "sn5600 carries ethernet, roce, not infiniband",
     ),
     (
+        "an operating system that InfiniBand switches do not run",
+        edit("switch: qm9700", "switch: qm9700, system: sonic"),
+        [("error", "switch-system", 6)],
+        "sonic runs on Ethernet switches, the network is infiniband",
+    ),
+    (
+        "an operating system that the switch does not run",
+        both(NDR, "kind: roce, rate: 400 Gb/s, switch: sn5600, system: eos"),
+        [("error", "switch-system", 6), ("error", "switch-system", 10)],
+        "sn5600 runs sonic or cumulus",
+    ),
+    (
         "more adapters than ports",
         edit("count: 2", "count: 9").replace("switch: qm9700", "switch: qm9700, shape: single-switch", 1),
         [("error", "switch-ports", 6), ("warning", "unequal-rails", 2)],

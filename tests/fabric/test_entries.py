@@ -121,7 +121,7 @@ def test_nodes_name_entries_that_exist_and_chips_that_speak_to_their_gpus() -> N
         (
             "switches",
             "zzz",
-            "catalogue: unknown name 'zzz' in switches\n  hint: known: q3400, qm8700, qm9700, sn5600",
+            "catalogue: unknown name 'zzz' in switches\n  hint: known: 7060x6-64pe, q3400, qm8700, qm9700, sn4700, sn5600",
         ),
     ],
 )

@@ -10,6 +10,7 @@ from isthmus.cost.transport import (
     bandwidth_delay_product_bytes,
     payload_fraction,
     streams_to_fill,
+    tcp_buffer_bytes,
     tcp_rate_bytes_per_s,
     window_rate_bytes_per_s,
 )
@@ -204,10 +205,9 @@ def _row(asked: LinkQuestion, what: str, rate: float, bind: str, source: str) ->
 
 def _tcp_settings(asked: LinkQuestion, mss: float) -> list[Setting]:
     product = bandwidth_delay_product_bytes(asked.rate_bytes_per_s, asked.rtt_s)
-    window = 2 * product / asked.streams
     found: list[Setting] = []
     if product / asked.streams > TCP_WINDOW.value:
-        size = str(ceil(2 * window))
+        size = str(tcp_buffer_bytes(asked.rate_bytes_per_s, asked.rtt_s, asked.streams))
         why = (
             f"{asked.streams} streams must keep {show_bytes(product)} in flight, twice that to grow; half of a buffer is window "
             f"(tcp_adv_win_scale = 1)"

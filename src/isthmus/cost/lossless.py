@@ -1,6 +1,7 @@
 """Lossless Ethernet over distance: PFC headroom, ECN thresholds, and where both end. Sizes in bytes."""
 
 from dataclasses import dataclass
+from math import ceil
 
 from isthmus.errors import InfeasibleError
 
@@ -9,7 +10,11 @@ __all__ = [
     "FIBRE_M_PER_S",
     "SHARED_BUFFERS",
     "EcnThresholds",
+    "Headroom",
+    "LosslessPort",
+    "ecn_before_pfc_bytes",
     "ecn_thresholds",
+    "pfc_headroom",
     "pfc_headroom_bytes",
     "pfc_reach_m",
 ]
@@ -63,15 +68,103 @@ def pfc_headroom_bytes(
     Raises:
         InfeasibleError: No pause quanta are known for a rate above 800 Gb/s.
     """
-    wire = 2 * distance_m * rate_bytes_per_s / FIBRE_M_PER_S
+    wire = _wire_bytes(rate_bytes_per_s, distance_m)
     if not details:
         return wire
+    return mtu_bytes + occupancy * (mtu_bytes + wire + _MAC_PHY_BYTES + _peer_bytes(rate_bytes_per_s))
+
+
+def _wire_bytes(rate_bytes_per_s: float, distance_m: float) -> float:
+    return 2 * distance_m * rate_bytes_per_s / FIBRE_M_PER_S
+
+
+def _peer_bytes(rate_bytes_per_s: float) -> float:
+    """What arrives while the peer acts on a pause: quanta of 512 bit times, those of the next known rate."""
     bits = rate_bytes_per_s * 8
     known = [rate for rate in _PAUSE_QUANTA if rate >= bits * 0.999]
     if not known:
         raise InfeasibleError(f"no pause time is known for {bits / 1e9:.0f} Gb/s", "rates up to 800 Gb/s")
-    quanta = _PAUSE_QUANTA[min(known)] * 64
-    return mtu_bytes + occupancy * (mtu_bytes + wire + _MAC_PHY_BYTES + quanta)
+    return _PAUSE_QUANTA[min(known)] * 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LosslessPort:
+    """A port whose headroom is asked for.
+
+    Attributes:
+        rate_bytes_per_s: Line rate.
+        cable_m: Length of its cable.
+        cell_bytes: What the switch's buffer is counted in; a packet of 64 B takes a whole cell.
+        tile_s: Line time that stays in the port's own tile (120 ns on Spectrum-4 and -5, else none).
+        mtu_bytes: Largest frame of any class, which may be on the wire when a pause is due.
+        lossless_mtu_bytes: Largest packet of the lossless class: 1,024 of RDMA's own MTU by SONiC's default.
+    """
+
+    rate_bytes_per_s: float
+    cable_m: float
+    cell_bytes: float
+    tile_s: float = 0.0
+    mtu_bytes: int = 9100
+    lossless_mtu_bytes: int = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headroom:
+    """Bytes that arrive after a pause is due, term by term, and what they take of the buffer (`xoff_bytes`, whole KiB)."""
+
+    port: LosslessPort
+    wire_bytes: float
+    peer_bytes: float
+    tile_bytes: float
+    occupancy: float
+    xoff_bytes: int
+
+    @property
+    def arithmetic(self) -> str:
+        """The sum in words, with its figures."""
+        port = self.port
+        tile = f" + tile {self.tile_bytes:,.0f}" if self.tile_bytes else ""
+        return (
+            f"{port.lossless_mtu_bytes:,} + {self.occupancy:g} x (frame {port.mtu_bytes:,} + cable {self.wire_bytes:,.0f} + "
+            f"MAC and PHY {_MAC_PHY_BYTES:,.0f} + peer {self.peer_bytes:,.0f}{tile}) -> {self.xoff_bytes:,} B"
+        )
+
+
+def pfc_headroom(port: LosslessPort) -> Headroom:
+    """Headroom as a switch with SONiC's dynamic buffer model works it out, for one priority of one port.
+
+        xoff = MTU_lossless + o (MTU + 2 L R / v + MAC/PHY + 64 q + R t),   rounded up to KiB
+
+    o = cells that the smallest packets take (64 B in a cell of c: c / 64, rounded up; 2 c / (1 + c) for cells up to 128 B), the
+    worst case, SONiC's `small_packet_percentage` 100; q = pause quanta; t = `tile_s`.
+    Leaves out: gearboxes, Spectrum-6's allowance of 18 KiB.
+    Source: sonic-net/sonic-swss e6b0c5b cfgmgr/buffer_headroom_mellanox.lua. Agrees with all 24 rows of NVIDIA's own table for
+    the SN5600 (sonic-buildimage ACS-SN5600/pg_profile_lookup.ini): 15 exactly, 9 one KiB below.
+
+    Raises:
+        InfeasibleError: No pause quanta are known for a rate above 800 Gb/s.
+    """
+    cell = port.cell_bytes
+    occupancy = ceil(cell / 64 if cell > 128 else 2 * cell / (1 + cell))
+    wire, peer = _wire_bytes(port.rate_bytes_per_s, port.cable_m), _peer_bytes(port.rate_bytes_per_s)
+    tile = port.rate_bytes_per_s * port.tile_s
+    xoff = port.lossless_mtu_bytes + occupancy * (port.mtu_bytes + wire + _MAC_PHY_BYTES + peer + tile)
+    return Headroom(
+        port=port, wire_bytes=wire, peer_bytes=peer, tile_bytes=tile, occupancy=occupancy, xoff_bytes=ceil(xoff / 1024) * 1024
+    )
+
+
+def ecn_before_pfc_bytes(buffer_bytes: float, ports: int, headroom_bytes: float, alpha: float = 1.0) -> float:
+    """Longest queue at which marking still starts before a pause, when all ports of a switch are congested at once.
+
+        K < a (B - n h) / (n (1 + a))
+
+    B = buffer, n = ports, h = headroom of one port's one lossless priority, a = dynamic threshold (share of the free buffer
+    that one queue may take; SONiC's `default_dynamic_th` 0 is a = 2^0). Below zero: the buffer does not hold the headroom of
+    all ports. Source: Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015, section 4, for eight
+    priorities; here for one. Its example: 12 MB, 32 ports, 8 priorities of 22.4 KB, a = 8 give 21.7 KB.
+    """
+    return alpha * (buffer_bytes - ports * headroom_bytes) / (ports * (1 + alpha))
 
 
 def pfc_reach_m(rate_bytes_per_s: float, buffer_bytes: float) -> float:

@@ -15,6 +15,7 @@ __all__ = [
     "payload_fraction",
     "rdma_window_bytes",
     "streams_to_fill",
+    "tcp_buffer_bytes",
     "tcp_rate_bytes_per_s",
     "window_rate_bytes_per_s",
 ]
@@ -46,6 +47,16 @@ def payload_fraction(mtu_bytes: int = 1500) -> float:
 def bandwidth_delay_product_bytes(rate_bytes_per_s: float, rtt_s: float) -> float:
     """Bytes that must be in flight to fill the link: rate x RTT. 100 Gb/s x 18 ms = 225 MB."""
     return rate_bytes_per_s * rtt_s
+
+
+def tcp_buffer_bytes(rate_bytes_per_s: float, rtt_s: float, streams: int) -> int:
+    """Most that the buffer of one of `streams` equal streams must be able to grow to: 4 rate RTT / N, at most 2^31 - 1.
+
+    Half of a receive buffer is window (tcp_adv_win_scale = 1), so 2 BDP is the floor: 10 Gb/s x 80 ms = 100 MB asks for 200 MB.
+    Twice that lets a stream hold two BDP, as BBR's probing does, and take over the share of one that pauses.
+    Source: kernel Documentation/networking/ip-sysctl (tcp_rmem, tcp_adv_win_scale); Cardwell et al., ACM Queue 14(5), 2016.
+    """
+    return min(2**31 - 1, ceil(4 * bandwidth_delay_product_bytes(rate_bytes_per_s, rtt_s) / streams))
 
 
 def window_rate_bytes_per_s(window_bytes: float, rtt_s: float) -> float:

@@ -139,6 +139,22 @@ def _switch(subject: Subject, region: Region) -> Iterator[Finding]:
         )
 
 
+def _system(subject: Subject, region: Region) -> Iterator[Finding]:
+    network, path = region.network, (*_path(region), "network", "system")
+    if network.system is None:
+        return
+    if network.kind not in ("roce", "ethernet"):
+        yield subject.finding(
+            "switch-system", "error", path, f"{network.system} runs on Ethernet switches, the network is {network.kind}", _FACTS
+        )
+        return
+    switch = entry("switches", network.switch) if network.switch else None
+    known = switch.words.get("systems", "").split(", ") if switch else [network.system]
+    if switch and network.system not in known:
+        source = cite(switch.figure("ports"))
+        yield subject.finding("switch-system", "error", path, f"{network.switch} runs {' or '.join(known)}", source)
+
+
 def _ports(subject: Subject, region: Region) -> Iterator[Finding]:
     network, path = region.network, (*_path(region), "network")
     try:
@@ -221,4 +237,4 @@ def _longer(length_m: float) -> str:
     return f"; {fit[0]} reaches {entry('cables', fit[0]).figure('reach').number:g} m" if fit else ""
 
 
-_CHECKS: tuple[Callable[[Subject, Region], Iterator[Finding]], ...] = (_slots, _adapters, _switch, _ports, _cables)
+_CHECKS: tuple[Callable[[Subject, Region], Iterator[Finding]], ...] = (_slots, _adapters, _switch, _system, _ports, _cables)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from isthmus.documents import Count, Document, Fraction, LengthM, PowerW, RateBytesPerS, SizeBytes, TimeS
-from isthmus.fabric.model import InNodeKind, NetworkKind, NetworkShape, Transport
+from isthmus.fabric.model import InNodeKind, NetworkKind, NetworkShape, NetworkSystem, Transport
 
 __all__ = [
     "CableEntry",
@@ -74,6 +74,10 @@ class NetworkEntry(Document):
     rail_optimised: bool = Field(default=True, description="Adapter i of every node hangs on the same leaf.")
     cables: list[CableEntry] = Field(
         default_factory=list[CableEntry], description="Such as [{kind: passive-copper, length: 3 m}]."
+    )
+    system: NetworkSystem | None = Field(
+        default=None,
+        description="What the switches run, for `isthmus deploy --to network`; all that this switch can run if left out.",
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 __all__ = [
+    "Cable",
     "Fabric",
     "Gpu",
     "InNode",
@@ -16,6 +17,7 @@ __all__ = [
     "Network",
     "NetworkKind",
     "NetworkShape",
+    "NetworkSystem",
     "Nic",
     "NodeGroup",
     "Prices",
@@ -27,6 +29,7 @@ __all__ = [
 InNodeKind = Literal["nvswitch", "full-mesh", "hybrid-cube-mesh", "bridge-pairs", "pcie", "none"]
 NetworkKind = Literal["infiniband", "roce", "ethernet", "efa", "slingshot"]
 NetworkShape = Literal["none", "single-switch", "clos-2", "clos-3", "dragonfly+", "torus"]
+NetworkSystem = Literal["sonic", "eos", "cumulus"]
 Transport = Literal["tcp", "rdma"]
 LevelName = Literal["nvlink", "pcie", "node", "region", "wan"]
 
@@ -100,6 +103,14 @@ class NodeGroup:
     power_w: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Cable:
+    """Cables of one catalogue kind and one length."""
+
+    kind: str
+    length_m: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """The network between the nodes of one region.
@@ -111,6 +122,8 @@ class Network:
         switch: Catalogue name, or None where none is named.
         oversubscription: Down-links over up-links at the first tier; 1 is non-blocking.
         rail_optimised: NIC i of every node hangs on the same leaf.
+        cables: As stated; empty where nothing is said of them.
+        system: What the switches run, or None where not said.
     """
 
     kind: NetworkKind
@@ -119,6 +132,8 @@ class Network:
     switch: str | None
     oversubscription: float
     rail_optimised: bool
+    cables: tuple[Cable, ...] = ()
+    system: NetworkSystem | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from isthmus.errors import InputError, nearest
 from isthmus.fabric.document import FabricDocument, NetworkEntry, NodesEntry, RegionEntry, WanEntry
 from isthmus.fabric.entries import Entry, entries, entry, gpu, nic, pcie_rate_bytes_per_s
 from isthmus.fabric.model import (
+    Cable,
     Fabric,
     Gpu,
     InNode,
@@ -212,6 +213,8 @@ def _network(region: RegionEntry, groups: tuple[NodeGroup, ...], path: Path_, li
         switch=given.switch,
         oversubscription=given.oversubscription,
         rail_optimised=given.rail_optimised,
+        cables=tuple(Cable(cable.kind, cable.length) for cable in given.cables),
+        system=given.system,
     )
 
 
