@@ -8,25 +8,32 @@ place, where the logarithm of the number of choices is 7.98, fixed-width places 
 All blocks' places come first (padded to 4 bytes), then the kept values, in order, as one vector in an inner codec.
 Source: Elias, J. ACM 21(2), 1974; Fano, MIT Computation Structures Memo 61, 1971.
 
-How the k-th largest is found: a block is folded into the largest of 8 (rows of 512). The k-th largest of those is no larger
-than the k-th largest of all, so that a column whose largest is below it holds nothing that is kept; of the few elements that
-are left, the k-th largest is found exactly. Both by halving the range of bit patterns, 31 times over a vector in cache.
+How the kept ones are found: one pass sets a bit for each element that reaches a guess, a little below the k-th largest of the
+block before. Where that gives k or more, but not many more, the k-th largest is found among those alone, by halving the range
+of bit patterns until exactly k reach the middle. Where it does not (the first block, or unlike neighbours) the block is
+folded into the largest of 8 (rows of 512): the k-th largest of these is no larger than the k-th largest of all, and takes the
+place of the guess. What is kept does not depend on the guess.
 """
 
 from typing import Any
 
 import numpy as np
 
-from isthmus.runtime.codecs.blocks import load
+from isthmus.runtime.codecs import vectors as v
+from isthmus.runtime.codecs.blocks import INFINITE, load
 from isthmus.runtime.codecs.compiled import Room, compiled, part_of_kernel, room
 
 __all__ = ["SPARSE_BLOCK", "index_bytes", "kept", "scatter_kept", "select", "work_room"]
 
 Array = np.ndarray[Any, Any]
-F, U, B, H = np.float32, np.uint32, np.uint8, np.uint16
+F, U, W, B, H = np.float32, np.uint32, np.uint64, np.uint8, np.uint16
 
 SPARSE_BLOCK = 4096
 _ROWS = 8
+_WIDTH = SPARSE_BLOCK // _ROWS
+_GROUPS = SPARSE_BLOCK // 8
+_STEP_DOWN = 1 << 20
+"""Of bit patterns, a sixteenth to an eighth of the value: for normal numbers 1.5 to 2 times as many reach that."""
 _ABS = U(0x7FFFFFFF)
 
 
@@ -52,7 +59,7 @@ def _block_bytes(count: int, keep: int) -> int:
 
 def work_room() -> Room:
     """What the kernels of this file work in."""
-    return room(3 * SPARSE_BLOCK + SPARSE_BLOCK // _ROWS, 3 * SPARSE_BLOCK)
+    return room(2 * SPARSE_BLOCK + 8 + _WIDTH, _GROUPS + 2 * (SPARSE_BLOCK + 1))
 
 
 @part_of_kernel
@@ -65,62 +72,114 @@ def _low_bits(count: int, keep: int) -> int:
 
 
 @part_of_kernel
-def _kth_largest(found: Array, count: int, k: int) -> Any:
-    """The largest t such that at least k of found[:count] are >= t."""
-    low = U(0)
-    for bit in range(30, -1, -1):
-        t = U(low | U(U(1) << U(bit)))
-        above = U(0)
-        for i in range(count):
-            above = U(above + U(found[i] >= t))
-        if above >= U(k):
-            low = t
-    return low
+def _mark(source: Array, least: Any, marks: Array) -> int:
+    """One bit an element of a whole block: whether its magnitude reaches `least`; how many do."""
+    magnitude, level = v.spread(_ABS), v.spread(U(least))
+    for group in range(_GROUPS):
+        marks[group] = v.reaching(v.both(v.as_bits(v.floats_at(source, group * 8)), magnitude), level)
+    return _marked(marks)
 
 
 @part_of_kernel
-def _candidates(magnitudes: Array, count: int, keep: int, tops: Array, found: Array) -> tuple[int, Any]:
-    """Magnitudes among which the `keep` largest are, into `found`; how many, and the least that matters."""
-    width = SPARSE_BLOCK // _ROWS
-    if keep > width:
-        for i in range(count):
-            found[i] = magnitudes[i]
-        return count, U(0)
-    for i in range(width):
-        tops[i] = magnitudes[i]
-    for row in range(1, _ROWS):
-        part = magnitudes[row * width : row * width + width]
-        for i in range(width):
-            tops[i] = part[i] if part[i] > tops[i] else tops[i]
-    least, size = _kth_largest(tops, width, keep), 0
-    for i in range(width):
-        if tops[i] >= least:
-            for row in range(_ROWS):
-                if magnitudes[row * width + i] >= least:
-                    found[size] = magnitudes[row * width + i]
-                    size += 1
-    return size, least
+def _mark_sum(owed: Array, values: Array, least: Any, marks: Array) -> int:
+    """`_mark` of owed + values, which replaces `owed`."""
+    magnitude, level = v.spread(_ABS), v.spread(U(least))
+    for group in range(_GROUPS):
+        total = v.plus(v.floats_at(owed, group * 8), v.floats_at(values, group * 8))
+        v.put_floats(owed, group * 8, total)
+        marks[group] = v.reaching(v.both(v.as_bits(total), magnitude), level)
+    return _marked(marks)
 
 
 @part_of_kernel
-def _mark(magnitudes: Array, count: int, keep: int, tops: Array, found: Array, marks: Array) -> None:
-    """marks[i] = 1 for the kept ones of magnitudes[:count], 0 for the others."""
-    size, _ = _candidates(magnitudes, count, keep, tops, found)
-    threshold = _kth_largest(found, size, keep)
-    above = 0
+def _marked(marks: Array) -> Any:
+    count = W(0)
+    for word in marks.view(W):
+        count = W(count + v.ones(word))
+    return np.int64(count)
+
+
+@part_of_kernel
+def _reach(found: Array, size: int, least: Any) -> Any:
+    """How many of found[:size], a multiple of 8, are at least `least`."""
+    count, level = W(0), v.spread(U(least))
+    for at in range(0, size, 8):
+        count = W(count + W(v.ones(v.reaching(v.words_at(found, at), level))))
+    return np.int64(count)
+
+
+@part_of_kernel
+def _bound(found: Array, size: int, k: int, least: Any) -> tuple[Any, int]:
+    """A word t of which at most k of found[:size] are larger, and at least k are as large or larger; and how many are larger.
+
+    At least k of them reach `least`. found[size:] is zero up to a multiple of 8.
+    """
+    top, ends = U(0), (size + 7) & -8
     for i in range(size):
-        above += found[i] > threshold
-    for i in range(SPARSE_BLOCK):
-        marks[i] = B(magnitudes[i] >= threshold)
-    equal, spare = 0, keep - above
+        top = max(top, found[i])
+    bit, low = 31, U(least)
+    while bit >= 0 and not (U(top ^ low) >> U(bit)) & U(1):
+        bit -= 1
+    low = U((low >> U(bit + 1)) << U(bit + 1)) if bit >= 0 else low
+    while bit >= 0:
+        middle = U(low | U(U(1) << U(bit)))
+        above = _reach(found, ends, middle)
+        if above == k:
+            return U(middle - U(1)), k
+        if above > k:
+            low = middle
+        bit -= 1
+    return low, _reach(found, ends, U(low + U(1)))
+
+
+@part_of_kernel
+def _folded(source: Array, keep: int, tops: Array) -> Any:
+    """A word that at least `keep` magnitudes of the block reach, and not many more where they are spread evenly."""
+    if keep > _WIDTH:
+        return U(0)
+    magnitude = v.spread(_ABS)
+    for at in range(0, _WIDTH, 8):
+        found = v.both(v.as_bits(v.floats_at(source, at)), magnitude)
+        for row in range(1, _ROWS):
+            found = v.larger(found, v.both(v.as_bits(v.floats_at(source, row * _WIDTH + at)), magnitude))
+        v.put_words(tops, at, found)
+    bound, above = _bound(tops, _WIDTH, keep, U(0))
+    return U(bound + U(1)) if above == keep else bound
+
+
+@part_of_kernel
+def _gather(source_bits: Array, marks: Array, places: Array, found: Array) -> int:
+    """Places and magnitudes of the marked elements, in order, and 8 zeros; how many."""
+    size, words = 0, marks.view(W)
+    for word in range(SPARSE_BLOCK // 64):
+        left = words[word]
+        while left:
+            place = word * 64 + np.int64(v.lowest_one(left))
+            places[size] = H(place)
+            found[size] = U(source_bits[place] & _ABS)
+            left = W(left & W(left - W(1)))
+            size += 1
+    for i in range(size, size + 8):
+        found[i] = U(0)
+    return size
+
+
+@part_of_kernel
+def _choose(found: Array, size: int, keep: int, least: Any, places: Array) -> tuple[Any, bool]:
+    """The `keep` largest of found[:size] (of equal ones the first): their places to the front of `places`, in order.
+
+    Returns:
+        The bound between them and the others, and whether all are finite.
+    """
+    bound, above = _bound(found, size, keep, least)
+    taken, spare, finite = 0, keep - above, True
     for i in range(size):
-        equal += found[i] == threshold
-    if equal > spare or count < SPARSE_BLOCK:
-        seen = 0
-        for i in range(SPARSE_BLOCK):
-            if magnitudes[i] == threshold:
-                seen += 1
-                marks[i] = B(i < count and seen <= spare)
+        equal = found[i] == bound and spare > 0
+        finite = finite and found[i] < INFINITE
+        places[taken] = places[i]
+        taken += np.int64(found[i] > bound or equal)
+        spare -= np.int64(equal)
+    return bound, finite
 
 
 @part_of_kernel
@@ -158,9 +217,7 @@ def _read_places(data: Array, at: int, keep: int, count: int, places: Array) -> 
     for byte in range(high_at, end):
         value, base = np.int64(data[byte]), (byte - high_at) * 8
         while value and j < keep:
-            bit = 0
-            while not (value >> bit) & 1:
-                bit += 1
+            bit = np.int64(v.lowest_one(W(value)))
             value &= value - 1
             while filled < low:
                 gathered |= np.int64(data[source]) << filled
@@ -174,22 +231,6 @@ def _read_places(data: Array, at: int, keep: int, count: int, places: Array) -> 
     for rest in range(j, keep):
         places[rest] = H(0)
     return end
-
-
-@part_of_kernel
-def _take(work: Array, marks: Array, places: Array, chosen: Array, filled: int) -> bool:
-    """Marked elements into `places` and `chosen`[filled:], leaving zeros; whether all of them are finite."""
-    size, finite, marked = 0, True, marks.view(np.uint64)
-    for group in range(SPARSE_BLOCK // 8):
-        if marked[group]:
-            for i in range(group * 8, group * 8 + 8):
-                if marks[i]:
-                    places[size] = H(i)
-                    chosen[filled + size] = work[i]
-                    finite = finite and np.isfinite(work[i])
-                    work[i] = F(0.0)
-                    size += 1
-    return finite
 
 
 @compiled
@@ -206,21 +247,38 @@ def select(data: tuple[Array, Array, Array, Array], feedback: bool, per_block: i
     """
     values, residual, indices, chosen = data
     floats, words, small = space
-    work, work_bits, found, magnitudes = floats[:4096], words[:4096], words[4096:8192], words[8192:12288]
-    tops, marks, places, at, filled = words[12288:], small[:4096], small[4096:].view(H), 0, 0
+    work, found, tops = floats[:4096], words[4096 : 4096 + 4104], words[4096 + 4104 :]
+    marks, places, at, filled, guess = small[:512], small[512:].view(H), 0, 0, U(0)
     for first in range(0, values.size, SPARSE_BLOCK):
-        count = load(values, residual, feedback, first, work)
+        count = min(SPARSE_BLOCK, values.size - first)
         keep = -(-per_block * count // SPARSE_BLOCK)
-        for i in range(SPARSE_BLOCK):
-            magnitudes[i] = U(work_bits[i] & _ABS)
-        _mark(magnitudes, count, keep, tops, found, marks)
-        finite = _take(work, marks, places, chosen, filled)
+        if count < SPARSE_BLOCK:
+            load(values, residual, feedback, first, work)
+            source = work
+            reached = _mark(source, guess, marks)
+        elif feedback:
+            source = residual[first : first + SPARSE_BLOCK]
+            reached = _mark_sum(source, values[first : first + SPARSE_BLOCK], guess, marks)
+        else:
+            source = values[first : first + SPARSE_BLOCK]
+            reached = _mark(source, guess, marks)
+        if not keep <= reached <= 4 * keep + 64:
+            guess = _folded(source, keep, tops)
+            _mark(source, guess, marks)
+        size = _gather(source.view(U), marks, places, found)
+        bound, finite = _choose(found, size, keep, guess, places)
+        guess = U(max(np.int64(bound) - _STEP_DOWN, 0))
+        for j in range(keep):
+            chosen[filled + j] = source[np.int64(places[j])]
         at = _write_places(places, keep, count, indices, at)
         filled += keep
         if feedback:
+            for j in range(keep):
+                source[np.int64(places[j])] = F(0.0)
             owed = residual[first : first + count]
-            for i in range(count):
-                owed[i] = work[i] if finite else F(0.0)
+            if count < SPARSE_BLOCK or not finite:
+                for i in range(count):
+                    owed[i] = source[i] if finite else F(0.0)
     indices[at:] = B(0)
 
 
@@ -228,7 +286,7 @@ def select(data: tuple[Array, Array, Array, Array], feedback: bool, per_block: i
 def scatter_kept(data: tuple[Array, Array], per_block: int, clear: bool, out: Array, space: Room) -> None:
     """Write the chosen (`data`: coded places, values) into `out` (float32 (n,)), with zeros elsewhere where `clear`."""
     indices, chosen = data
-    places, at, filled = space[2][4096:].view(H), 0, 0
+    places, at, filled = space[2][512:].view(H), 0, 0
     for first in range(0, out.size, SPARSE_BLOCK):
         count = min(SPARSE_BLOCK, out.size - first)
         keep = -(-per_block * count // SPARSE_BLOCK)

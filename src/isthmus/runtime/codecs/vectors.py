@@ -19,8 +19,8 @@ from numba.extending import intrinsic, register_model
 
 __all__ = [
     "add", "as_bits", "as_float", "as_floats", "both", "ceiled", "either", "floats_at", "highest", "highest_of_each",
-    "lanes", "larger", "minus", "mixed", "over", "plus", "product", "put_bytes", "put_floats", "put_words", "shifted",
-    "smaller_float", "spread", "times", "truncated", "widened", "words_at", "zero_unless_positive",
+    "lanes", "larger", "lowest_one", "minus", "mixed", "ones", "over", "plus", "product", "put_bytes", "put_floats", "put_words",
+    "reaching", "shifted", "smaller_float", "spread", "times", "truncated", "widened", "words_at", "zero_unless_positive",
 ]  # fmt: skip
 
 operation: Any = intrinsic  # which the type checker takes for a function of the typing context as well
@@ -250,3 +250,25 @@ def highest(typingctx: Any, words: Any) -> Any:
         return builder.extract_element(found, ir.Constant(_WORD, 0))
 
     return types.uint32(words), code
+
+
+@operation
+def reaching(typingctx: Any, words: Any, least: Any) -> Any:
+    """A byte whose bit i says whether word i is at least that of `least`; all below 2^31."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(builder.icmp_signed(">=", *args), _BYTE)
+
+    return types.uint8(WORDS, WORDS), code
+
+
+@operation
+def ones(typingctx: Any, bits: Any) -> Any:
+    """How many bits of an unsigned integer are set, of its own type."""
+    return bits(bits), lambda context, builder, signature, args: builder.ctpop(args[0])
+
+
+@operation
+def lowest_one(typingctx: Any, bits: Any) -> Any:
+    """The number of the lowest set bit of an unsigned integer, of its own type; how wide that is where none is set."""
+    return bits(bits), lambda context, builder, signature, args: builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
