@@ -143,6 +143,8 @@ def region_command(request: RegionRequest) -> tuple[list[str], dict[str, str]]:
         "--nproc-per-node", str(request.ranks_per_node),
         "--rdzv-backend", "c10d",
         "--rdzv-endpoint", request.rendezvous,
+        # torchrun would guess who serves it from what the node's own name resolves to, which is often 127.0.1.1.
+        "--rdzv-conf", f"is_host={int(request.node_rank == 0)}",
         "--rdzv-id", f"isthmus-{request.region}",
         "--max-restarts", str(request.restarts),
         *request.script,

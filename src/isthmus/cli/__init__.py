@@ -25,6 +25,7 @@ COMMANDS: dict[str, str] = {
     "link": "Say what a long link carries, what binds, what to set, what is impossible.",
     "simulate": "Play a collective or a plan as flows on the fabric's real graph.",
     "try": "Train for real in the wind tunnel: this machine, emulated WAN.",
+    "deploy": "Write what runs a plan on real clusters: jobs, settings, checks, what to do.",
     "run": "Start a plan's ranks: one region under torchrun, or all of them here.",
     "doctor": "Name the fault from what nvidia-smi, NCCL, ibstat, dmesg ... printed.",
     "trace": "Write a run's steps, exchanges and stalls as a trace for Perfetto.",

@@ -57,6 +57,7 @@ def doctor(  # noqa: PLR0913
     live: Annotated[bool, typer.Option("--live", help="Ask this machine's tools now; everything only reads.")] = False,
     fabric: Annotated[Path | None, typer.Option("--fabric", help="A fabric.yaml to check the nodes against.")] = None,
     nccl: Annotated[str | None, typer.Option("--nccl", help="NCCL version, when no input names it.")] = None,
+    fatal: Annotated[bool, typer.Option("--fatal", help="Exit 1 only where a finding is FATAL: no job can run.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Show notes in full.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
     sarif: Annotated[Path | None, typer.Option("--sarif", help="Write SARIF 2.1.0 here.")] = None,
@@ -78,7 +79,12 @@ def doctor(  # noqa: PLR0913
     if live and not paths and not _HARDWARE & {kind for file in report.files for kind in file.kinds}:
         print("Nothing here to judge: no GPU, no NVSwitch and no RDMA device answered on this machine.")
         return
-    finish(report, everything=everything, as_json=as_json, sarif=sarif, html=html)
+    try:
+        finish(report, everything=everything, as_json=as_json, sarif=sarif, html=html)
+    except typer.Exit:
+        if fatal and not any(finding.severity == "FATAL" for finding in report.findings):
+            return
+        raise
 
 
 def _documents(paths: list[str], live: bool) -> Iterator[Document]:

@@ -12,7 +12,7 @@ EXAMPLES = """Examples:
 isthmus schema fabric > fabric.schema.json
 """
 
-DocumentKind = Literal["fabric", "workload", "plan"]
+DocumentKind = Literal["fabric", "workload", "plan", "sites"]
 
 
 def schema(document: Annotated[DocumentKind, typer.Argument(help="Which document.")]) -> None:
@@ -34,5 +34,9 @@ def _model(document: DocumentKind) -> type[Document]:
             from isthmus.plan import Plan
 
             return Plan
+        case "sites":
+            from isthmus.deploy.sites import SitesDocument
+
+            return SitesDocument
         case _:
             assert_never(document)

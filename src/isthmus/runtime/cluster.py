@@ -209,6 +209,7 @@ class Cluster:
             optimizer: Its optimizer; one `step()` of it is one training step.
             also: Schedulers and the like, whose state measured off blocks must leave as it was and checkpoints hold.
             checkpoints: Folder to go on from, where it holds any, and for `checkpoint` to write to; see `runtime.checkpoint`.
+                None takes the launcher's, ISTHMUS_CHECKPOINTS, where it is set.
 
         Raises:
             InputError: `model` is not what `parallelize` returned, or ISTHMUS_BLOCKS is malformed.
@@ -243,6 +244,7 @@ class Cluster:
         )
         with self._named_failures():
             session.prepare(made.given, [optimizer, *also], local)
+            checkpoints = checkpoints if checkpoints is not None else self.environment.checkpoints
             if checkpoints is not None:
                 group = self._federation.world.region_group
                 self._checkpoints = Path(checkpoints), RunState(session, made.wrapped, optimizer, also, group)

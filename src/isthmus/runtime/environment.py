@@ -109,6 +109,7 @@ class RankEnvironment:
         keys: Folder with the region's certificate (see `isthmus keys`); None: rails are not encrypted.
         insecure: Rails in the clear are allowed beyond the loopback interface.
         trace: Spans are recorded in the metrics.
+        checkpoints: Folder of the region's checkpoints where the script names none (`cluster.sync`); None: it has none.
         chaos_flip: (round, byte): corrupt that round on purpose, see `runtime.chaos`; None in every real run.
         export: host:port on which the region's rank 0 serves Prometheus metrics, rank r on port + r; None serves none.
     """
@@ -129,6 +130,7 @@ class RankEnvironment:
     insecure: bool = False
     trace: bool = False
     export: tuple[str, int] | None = None
+    checkpoints: Path | None = None
     chaos_flip: tuple[int, int] | None = None
 
     @property
@@ -199,6 +201,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> RankEnvironmen
         insecure=_flag(variables, "ISTHMUS_INSECURE"),
         trace=_flag(variables, "ISTHMUS_TRACE"),
         export=_export(variables, rank),
+        checkpoints=_path(variables, "ISTHMUS_CHECKPOINTS"),
         chaos_flip=_chaos_flip(variables),
     )
 

@@ -8,7 +8,8 @@ from isthmus.plan import Strategy, Survival
 from isthmus.runtime.environment import RankEnvironment
 from isthmus.runtime.federation.agreement import Federation
 from isthmus.runtime.metrics import Metrics
-from isthmus.runtime.surviving import SURVIVING, load_identity, open_rounds
+from isthmus.runtime.runnable import SURVIVING
+from isthmus.runtime.surviving import load_identity, open_rounds
 from isthmus.runtime.wan.rail import Rail, RailOptions
 
 __all__ = ["exported", "federated"]

@@ -1,17 +1,20 @@
-"""Which plans and models this runtime runs, and the refusal of the others, by name."""
+"""Which plans and models this runtime runs, and the refusal of the others, by name. Needs no torch."""
 
 from pathlib import Path
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from isthmus.errors import InputError
 from isthmus.plan import Layout, Plan, Strategy, StrategyKind, Survival, load_plan
-from isthmus.runtime.axis import require_nccl
 from isthmus.runtime.environment import RankEnvironment
 
-__all__ = ["RUNNABLE", "refuse_running_statistics", "strategy_to_run"]
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["RUNNABLE", "SURVIVING", "refuse_running_statistics", "require_plan", "strategy_to_run"]
 
 RUNNABLE = ("flat", "hierarchical", "local-steps", "pipeline")
+SURVIVING = ("hierarchical", "local-steps")
+"""Kinds of strategy that go on when a region is lost."""
 
 
 def strategy_to_run(environment: RankEnvironment, plan: Plan | Path | str | None) -> tuple[Strategy, int, Survival]:
@@ -22,6 +25,20 @@ def strategy_to_run(environment: RankEnvironment, plan: Plan | Path | str | None
             raise InputError("ISTHMUS_PLAN", "is not set, and join() was given no plan", "several regions need a plan")
         return Strategy(name="alone", kind="hierarchical"), 0, Survival()
     where, plan = ("plan", chosen) if isinstance(chosen, Plan) else (str(chosen), load_plan(chosen))
+    require_plan(environment, plan, where)
+    if plan.strategy.region_group is not None and plan.strategy.region_group.backend == "nccl":
+        from isthmus.runtime.axis import require_nccl
+
+        require_nccl()
+    return plan.strategy, plan.layout.zero, plan.survival
+
+
+def require_plan(environment: RankEnvironment, plan: Plan, where: str) -> None:
+    """Refuse a plan that this runtime does not run among `environment`'s members, whatever this machine has.
+
+    Raises:
+        InputError: It is one.
+    """
     strategy = plan.strategy
     if strategy.kind not in RUNNABLE:
         raise InputError(
@@ -45,7 +62,6 @@ def strategy_to_run(environment: RankEnvironment, plan: Plan | Path | str | None
             f"layout: this runtime runs data parallelism; the plan's layout asks for {', '.join(asked)}",
             "plan with tp, pp, cp and ep 1, zero 0, 2 or 3 and no recompute, or hand the layout to a framework that has them",
         )
-    return strategy, layout.zero, plan.survival
 
 
 def _require_codec(strategy: Strategy, where: str) -> None:
@@ -73,8 +89,6 @@ def _require_static(environment: RankEnvironment, plan: Plan, where: str) -> Non
         if refused:
             hint = "a region_group is for hierarchical, codec none, zero 0, without a coordinator; leave it out for rails"
             raise InputError(where, f"strategy.region_group with {what}: that is not run", hint)
-    if axis.backend == "nccl":
-        require_nccl()
 
 
 def _beyond_data_parallelism(layout: Layout, kind: StrategyKind) -> list[str]:
@@ -93,7 +107,7 @@ def _require_equal_regions(environment: RankEnvironment, who: str) -> None:
         )
 
 
-def refuse_running_statistics(model: nn.Module) -> None:
+def refuse_running_statistics(model: "nn.Module") -> None:
     """DDP hands such buffers round inside a region only, so regions would silently end with different models."""
     for name, module in model.named_modules():
         if getattr(module, "num_batches_tracked", None) is None:

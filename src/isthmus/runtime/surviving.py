@@ -15,16 +15,14 @@ from isthmus.runtime.federation.states import Attempt, AttemptWork, Committed, R
 from isthmus.runtime.federation.store import open_store
 from isthmus.runtime.local_steps.sync import LocalSync
 from isthmus.runtime.metrics import Metrics
+from isthmus.runtime.runnable import SURVIVING
 from isthmus.runtime.wan.door import Door
 from isthmus.runtime.wan.frames import federation_id
 from isthmus.runtime.wan.rail import Rail, RailOptions
 from isthmus.runtime.wan.tls import Identity
 from isthmus.runtime.world import World
 
-__all__ = ["SURVIVING", "LocalKeeper", "WatchedRounds", "load_identity", "open_rounds"]
-
-SURVIVING = ("hierarchical", "local-steps")
-"""Kinds of strategy that go on when a region is lost."""
+__all__ = ["LocalKeeper", "WatchedRounds", "load_identity", "open_rounds"]
 
 
 class WatchedRounds:
