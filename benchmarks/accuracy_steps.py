@@ -103,8 +103,6 @@ def _rates(data: dict[str, Any], fitted: dict[str, Any]) -> StepRates:
         gpus=fitted.get("gpus", {}),
         host_s=fitted.get("host_s", {}),
         stacks=data["stacks"],
-        node_ramp_s_per_root_byte=data["links"]["node_ramp_s_per_root_byte"],
-        network_ramp_s_per_root_byte=data["links"]["network_ramp_s_per_root_byte"],
         fitted_to=fitted.get("fitted_to", ""),
     )
 

@@ -21,12 +21,12 @@ import numpy as np
 from layout_space import Space, enumerate_space, execution
 from numpy.typing import NDArray
 
-from isthmus.cost.collectives import Link, Tier
-from isthmus.cost.efficiency import NETWORK_EFFICIENCY, NVLINK_EFFICIENCY
+from isthmus.cost.collectives_constants import default_constants
+from isthmus.cost.collectives_group import Group, GroupLevel
 from isthmus.cost.machine import Machine
 from isthmus.cost.step_rates import machine_of, shipped_rates
 from isthmus.cost.step_times import step_times
-from isthmus.fabric.entries import gpu, number
+from isthmus.fabric.entries import gpu
 from isthmus.workload import ModelShape, Workload
 
 LAYERS, HEADS, GPUS, BATCH = 96, 96, 4096, 4096
@@ -40,13 +40,11 @@ HERE = Path(__file__).parent
 def machine() -> Machine:
     """Calculon's a100_80g.json: 80 GiB, 8 GPUs a node, 200 Gb/s a GPU, Megatron of 2022."""
     card = gpu("a100-80-sxm4")
-    hops = [number("nccl", name, "ring_simple") for name in ("hop-nvlink", "hop-net")]
-    rates = card.fabric_bytes_per_s * NVLINK_EFFICIENCY.value, 25e9 * NETWORK_EFFICIENCY.value
-    tiers = [
-        Tier(members=members, link=Link(latency_s=hop, bandwidth_bytes_per_s=rate, source="a100_80g.json"))
-        for members, hop, rate in zip((8, GPUS // 8), hops, rates, strict=True)
-    ]
-    made = machine_of(card, "fp16", "megatron-2022", tiers, shipped_rates())
+    links: Group = (
+        GroupLevel(carrier="nvlink3", members=8, rate_bytes_per_s=card.fabric_bytes_per_s),
+        GroupLevel(carrier="infiniband", members=GPUS // 8, rate_bytes_per_s=8 * 25e9),
+    )
+    made = machine_of(card, "fp16", "megatron-2022", (links, default_constants()), shipped_rates())
     return replace(made, memory_bytes=80.0 * 2**30)
 
 

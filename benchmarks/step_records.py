@@ -8,11 +8,12 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from isthmus.cost.collectives import Link, Tier
-from isthmus.cost.efficiency import NETWORK_EFFICIENCY, NVLINK_EFFICIENCY
+from isthmus.cost.collectives_constants import default_constants
+from isthmus.cost.collectives_group import Group, GroupLevel
 from isthmus.cost.step_rates import StepRates, machine_of
 from isthmus.cost.step_times import StepTimes, step_times
-from isthmus.fabric.entries import gpu, number
+from isthmus.fabric.carriers import Carrier
+from isthmus.fabric.entries import gpu
 from isthmus.units import BYTES_PER_SECOND, quantity
 from isthmus.workload import Layouts, ModelShape, Workload
 from isthmus.workload.layouts import RECOMPUTE, TP_OVERLAP, TP_WAY
@@ -75,11 +76,18 @@ def _times(same: list[Record], rates: StepRates) -> StepTimes:
     first = same[0]
     system, stack = first.file["system"], rates.stack(first.file["stack"])
     width = system["gpus_per_node"]
-    rail = system["nics"] * quantity(system["nic"], BYTES_PER_SECOND) / width
     card = gpu(system["gpu"])
-    tiers = (_tier(min(width, first.get("gpus")), card.fabric_bytes_per_s * NVLINK_EFFICIENCY.value, "hop-nvlink"),)
+    inside: Carrier = "nvlink4" if card.fabric_generation == 4 else "nvlink3"
+    switched = card.fabric_generation == 4  # the switches of Hopper's boards add; those of Ampere's do not
+    links: Group = (
+        GroupLevel(
+            carrier=inside, members=min(width, first.get("gpus")), rate_bytes_per_s=card.fabric_bytes_per_s, adds=switched
+        ),
+    )
     if first.get("gpus") > width:
-        tiers += (_tier(first.get("gpus") // width, rail * NETWORK_EFFICIENCY.value, "hop-net"),)
+        adapters = system["nics"] * quantity(system["nic"], BYTES_PER_SECOND)
+        network: Carrier = system.get("network", "infiniband")
+        links += (GroupLevel(carrier=network, members=first.get("gpus") // width, rate_bytes_per_s=adapters),)
     workload = Workload(
         name=first.name,
         shape=_shape(first),
@@ -101,12 +109,7 @@ def _times(same: list[Record], rates: StepRates) -> StepTimes:
         dp_overlap=stack.dp_overlap,
         **{axis: [each.get(axis) for each in same] for axis in ("dp", "tp", "pp", "cp", "ep")},
     )
-    return step_times(workload, layouts, machine_of(card, workload.precision, stack.name, tiers, rates))
-
-
-def _tier(members: int, rate: float, hop: str) -> Tier:
-    link = Link(latency_s=number("nccl", hop, "ring_simple"), bandwidth_bytes_per_s=rate, source="measured/steps")
-    return Tier(members=members, link=link)
+    return step_times(workload, layouts, machine_of(card, workload.precision, stack.name, (links, default_constants()), rates))
 
 
 def _shape(record: Record) -> ModelShape:

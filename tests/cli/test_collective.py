@@ -78,5 +78,5 @@ def test_a_plan_with_a_calibration_takes_its_links_from_it_and_says_so(
 
     assert quickest_s(slower) > quickest_s(shipped)
     share = {each["name"]: each["value"] for each in slower["assumptions"]}
-    assert share["infiniband, share of line rate"] == 0.2
+    assert share["infiniband, share of line rate in a ring"] == 0.2
     assert "network in the region, share of line rate" not in share

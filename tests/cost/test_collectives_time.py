@@ -89,7 +89,7 @@ def test_many_sizes_at_once_are_the_single_ones(collective: Collective, group: G
 @FEWER
 @given(group=groups())
 def test_a_large_ring_is_bound_by_the_wire_alone(group: Group) -> None:
-    # 2 (n-1)/n S / B as S grows, B the slowest of line rate times share; see cost.collectives.ring_all_reduce_s.
+    # 2 (n-1)/n S / B as S grows, B the slowest of line rate times share (Patarasuk & Yuan, JPDC 69(2), 2009).
     assume(all(level.carrier != "host" for level in group))
     n, constants = ranks_of(group), default_constants()
     rate = min(level.rate_bytes_per_s * constants.carriers[level.carrier].sustained for level in group)

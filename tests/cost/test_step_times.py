@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.cost.collectives import Link, ring_all_gather_s, ring_all_reduce_s
-from isthmus.cost.machine import GpuRates, Machine, Reach, Stack
+from isthmus.cost.collectives_constants import Constants, constants_from, default_constants, known_constants
+from isthmus.cost.collectives_group import GroupLevel
+from isthmus.cost.collectives_time import collective_time
+from isthmus.cost.machine import GpuRates, Machine, Stack
 from isthmus.cost.step_rates import shipped_rates
 from isthmus.cost.step_times import REASONS, StepTimes, step_times
-from isthmus.cost.step_wires import Group, group_of, wire_s
+from isthmus.cost.step_wires import Ranks, Way, group_of, send_seconds, wire_s
 from isthmus.errors import InputError
 from isthmus.workload import Layouts, ModelShape, Workload, flop_per_token, layout_memory, read_workload
 from isthmus.workload.layouts import RECOMPUTE
@@ -34,13 +36,28 @@ PLAIN = Stack(
     name="plain", attention="unfused", host_s=0.0, sends_overlap=False, gathers_overlap=False, pointwise=1.0, products_add=True,
     stops_early=False, launches_block=False, gradient_bytes=2, tp_way="sequence-parallel", dp_overlap=True, source="test",
 )  # fmt: skip
+
+
+WAYS: tuple[Way, ...] = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all")
+
+
+def free_of_charge() -> Constants:
+    """Collectives that cost their bytes and nothing else."""
+    none = ("latency_ll", "latency_ll128", "latency_simple", "fill_s", "switch_latency_s", "launch_s")
+    return constants_from({each.name: 0.0 if each.name.endswith(none) else each.value for each in known_constants()})
+
+
 IDEAL = Machine(
     dense_flop_per_s=312e12,
     dense_16_flop_per_s=312e12,
     memory_bytes=1e15,
     memory_rate_bytes_per_s=1e30,
     node_gpus=8,
-    reaches=(Reach(members=8, rate_bytes_per_s=1e30, latency_s=0.0), Reach(members=64, rate_bytes_per_s=1e30, latency_s=0.0)),
+    group=(
+        GroupLevel(carrier="nvlink3", members=8, rate_bytes_per_s=1e30),
+        GroupLevel(carrier="infiniband", members=64, rate_bytes_per_s=1e30),
+    ),
+    constants=free_of_charge(),
     rates=GpuRates(matrix=0.5, attention=0.5, memory=1.0, contention=0.0, source="test"),
     stack=PLAIN,
 )
@@ -48,10 +65,11 @@ REAL = replace(
     IDEAL,
     memory_bytes=80e9,
     memory_rate_bytes_per_s=2e12,
-    reaches=(
-        Reach(members=8, rate_bytes_per_s=240e9, latency_s=3.4e-6, ramp_s_per_root_byte=18e-9),
-        Reach(members=64, rate_bytes_per_s=23e9, latency_s=14e-6, ramp_s_per_root_byte=20e-9),
+    group=(
+        GroupLevel(carrier="nvlink3", members=8, rate_bytes_per_s=300e9),
+        GroupLevel(carrier="infiniband", members=64, rate_bytes_per_s=200e9),
     ),
+    constants=default_constants(),
     rates=GpuRates(matrix=0.8, attention=0.4, memory=0.8, contention=0.3, source="test"),
     stack=replace(PLAIN, host_s=2e-3),
 )
@@ -94,15 +112,28 @@ def test_a_host_that_launches_more_slowly_than_the_gpu_computes_paces_the_step()
     assert adds == pytest.approx(4 * 24 * 1.0)
 
 
-def test_a_collective_on_one_tier_is_the_scalar_ring() -> None:
-    machine = replace(IDEAL, reaches=(Reach(members=8, rate_bytes_per_s=240e9, latency_s=3e-6, ramp_s_per_root_byte=18e-9),))
-    link = Link(latency_s=3e-6, bandwidth_bytes_per_s=240e9, ramp_s_per_root_byte=18e-9, source="test")
-    group = Group(stride=np.array([1]), ranks=np.array([8]))
-    size = np.array([64e6])
-    assert wire_s(machine, group, "all-gather", size)[0] == pytest.approx(ring_all_gather_s(64e6, 8, link))
-    # The all-reduce takes the tree's 3 hops each way instead of the ring's 7.
-    ring = ring_all_reduce_s(64e6, 8, link) - 2 * 4 * 3e-6
-    assert wire_s(machine, group, "all-reduce", size)[0] == pytest.approx(ring)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_group_pays_what_the_collective_model_says_of_its_part_of_the_machine(way: Way) -> None:
+    # Eight neighbours; every eighth GPU, one rail of eight; four of each of 16 nodes, half of their rails.
+    ranks = Ranks(stride=np.array([1, 8, 2, 1]), ranks=np.array([8, 64, 64, 1]))
+    size = np.array([64e6, 64e6, 1e9, 1e9])
+    node, network = REAL.group
+    parts = [
+        (node,),
+        (replace(network, rate_bytes_per_s=25e9),),
+        (replace(node, members=4), replace(network, members=16, rate_bytes_per_s=100e9)),
+    ]
+    expected = [collective_time(way, each, part).seconds for each, part in zip(size, parts, strict=False)]
+    assert wire_s(REAL, ranks, way, size).tolist() == pytest.approx([*expected, 0.0])
+
+
+def test_a_send_to_the_next_stage_takes_the_farthest_links_of_its_group() -> None:
+    pairs = Ranks(stride=np.array([1, 8, 4, 8]), ranks=np.array([8, 2, 4, 1]))
+    sent = send_seconds(REAL, pairs, np.full(4, 32e6))
+    node, network = (replace(level, members=2) for level in REAL.group)
+    rail = replace(network, rate_bytes_per_s=25e9)
+    expected = [collective_time("send-recv", 32e6, (each,)).seconds for each in (node, rail, rail)]
+    assert sent.tolist() == pytest.approx([*expected, 0.0])
 
 
 def test_groups_lie_as_megatron_orders_them_and_outer_axes_take_no_two_ranks_of_a_node() -> None:
@@ -180,7 +211,7 @@ def test_no_faster_part_makes_a_step_slower(layouts: Layouts, what: str, factor:
     match what:
         case "links":
             better = replace(
-                REAL, reaches=tuple(replace(each, rate_bytes_per_s=each.rate_bytes_per_s * factor) for each in REAL.reaches)
+                REAL, group=tuple(replace(each, rate_bytes_per_s=each.rate_bytes_per_s * factor) for each in REAL.group)
             )
         case "memory":
             better = replace(REAL, memory_rate_bytes_per_s=REAL.memory_rate_bytes_per_s * factor)
@@ -199,7 +230,7 @@ def test_expert_parallelism_sends_each_token_to_its_experts_and_back_twice() -> 
     layouts = Layouts.make(dp=8, ep=[1, 8], rounds=4)
     times = step_times(mixtral, layouts, REAL)
     sent = mixtral.shape.experts_active * mixtral.sequence_length * mixtral.shape.hidden * 2
-    one = 7 * 3.4e-6 + 18e-9 / 2 * sent**0.5 + 7 / 8 * sent / 240e9
+    one = collective_time("all-to-all", sent, REAL.group[:1]).seconds
     assert times.ep.tolist() == pytest.approx([0, 4 * 4 * mixtral.shape.layers * one])
     assert times.memory.weights[1] < times.memory.weights[0] / 4
 

@@ -250,8 +250,8 @@ def test_every_assumption_names_a_source() -> None:
 
 def test_only_what_entered_the_prediction_is_listed() -> None:
     alone = " ".join(each.name for each in choose_plan(read_fabric(EXAMPLES / "one-node.yaml"), LLAMA).assumptions)
-    assert "NVLink" in alone
-    for word in ("network", "outer", "RTT", "NCCL", "TCP", "backward", "lower risk"):
+    assert "nvlink4, share of line rate" in alone
+    for word in ("infiniband", "outer", "RTT", "NCCL", "TCP", "backward", "lower risk"):
         assert word not in alone
         assert any(word in each.name for each in PLAN.assumptions)
 

@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isthmus.cost.collectives import Link, Tier
+from isthmus.cost.collectives_group import part_of
+from isthmus.cost.collectives_time import seconds_of
 from isthmus.cost.step_times import step_times
 from isthmus.fabric import read_fabric
 from isthmus.planner import choose_plan
 from isthmus.planner.candidates import layouts, whole_batch
 from isthmus.planner.feasibility import replica_memory_bytes
-from isthmus.planner.inside import InRegion, group_rate, in_region, steady_s
+from isthmus.planner.inside import InRegion, in_region, steady_s
 from isthmus.planner.predict import compute_step, place
 from isthmus.planner.setting import make_setting
 from isthmus.planner.ways import ways
@@ -20,33 +21,6 @@ from isthmus.workload import Axes, Layouts, micro_batches, parameter_count, read
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SETTING = make_setting(read_fabric(EXAMPLES / "shenzhen-shanghai-8.yaml"), read_workload("llama-3-70b"))
-NVLINK, HALF_NIC = 450e9 * 0.81, 25e9 * 0.92  # 8 x H100 and 4 x 400 Gb/s a node
-
-
-def tiers(*members_and_rates: tuple[int, float]) -> list[Tier]:
-    return [
-        Tier(members=members, link=Link(latency_s=0, bandwidth_bytes_per_s=rate, source="test"))
-        for members, rate in members_and_rates
-    ]
-
-
-@pytest.mark.parametrize(
-    ("stride", "ranks", "ring", "rate"),
-    [
-        (1, 8, True, NVLINK),  # tp8 stays in the node
-        (8, 4, True, HALF_NIC),  # dp beside tp8: one rank a node, one rail
-        (2, 16, True, 4 * HALF_NIC),  # dp beside tp2: four ranks of a node share their rails
-        (1, 32, True, 8 * HALF_NIC),  # all of the region in one ring: every NIC of the node, which is less than NVLink
-        (1, 32, False, HALF_NIC * 31 / 24),  # an all-to-all: 24 of 31 parts leave the node, over one rail
-    ],
-)
-def test_a_group_runs_at_the_slowest_tier_it_crosses(stride: int, ranks: int, ring: bool, rate: float) -> None:
-    assert group_rate(SETTING.tiers, stride, ranks, ring)[1] == pytest.approx(rate)
-
-
-def test_a_tier_that_the_group_does_not_cross_does_not_count() -> None:
-    assert group_rate(tiers((4, 1e9), (2, 9e9)), 4, 2, ring=True) == (1, 9e9)
-    assert group_rate([], 1, 1, ring=True)[1] == float("inf")
 
 
 def test_zero_3_gathers_weights_twice_and_scatters_gradients_in_every_micro_batch() -> None:
@@ -55,7 +29,14 @@ def test_zero_3_gathers_weights_twice_and_scatters_gradients_in_every_micro_batc
     wires = in_region(SETTING, axes, spread=False)
     own = parameter_count(SETTING.workload.shape) / 8
     assert wires.axis == "dp"
-    assert wires.beside_s == pytest.approx(64 * 3 / 4 * own * 8 / HALF_NIC, rel=0.01)
+    half_nic = 25e9 * SETTING.constants.carriers["infiniband"].sustained
+    wire_s = 64 * 3 / 4 * own * 8 / half_nic
+    assert wires.beside_s == pytest.approx(wire_s, rel=0.05)  # blocks are small enough for fill and hops to count
+    # Weights and gradients of a block, 2 bytes each and 4: three collectives a micro-batch and block over the same links.
+    nodes, block = part_of(SETTING.group, 8, 4), own / SETTING.workload.shape.layers
+    one = [("all-gather", 2), ("all-gather", 2), ("reduce-scatter", SETTING.workload.gradient_bytes)]
+    each = sum(seconds_of(kind, block * size, nodes, SETTING.constants) for kind, size in one)  # type: ignore[arg-type]
+    assert wires.beside_s == pytest.approx(64 * SETTING.workload.shape.layers * each)
 
 
 def test_overlapped_traffic_costs_what_exceeds_the_compute_and_blocking_what_exceeds_a_tenth_of_it() -> None:

@@ -1,6 +1,7 @@
 """`isthmus collective`: how long one collective takes on a region of a fabric, how sure that is, and what limits it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -10,11 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from isthmus.cost.collectives_calibration import read_calibration
-from isthmus.cost.collectives_constants import default_constants
-from isthmus.cost.collectives_group import class_of, ranks_of, region_group, with_ranks
-from isthmus.cost.collectives_time import CollectiveTime, collective_time
+from isthmus.cost.collectives_composed import Part, hierarchical, root, seconds_of_parts, torus
+from isthmus.cost.collectives_constants import Constants, default_constants
+from isthmus.cost.collectives_group import Group, class_of, ranks_of, region_group, with_ranks
+from isthmus.cost.collectives_time import CollectiveTime, band_of, collective_time
 from isthmus.errors import InputError, nearest
-from isthmus.fabric import read_fabric
+from isthmus.fabric import Fabric, read_fabric, region_layout
 from isthmus.formats.collective_runs import ALGORITHMS, COLLECTIVES, Algorithm, Collective, bus_factor
 from isthmus.units import BYTES, QuantityError, quantity, show_bytes, show_seconds
 
@@ -25,7 +27,11 @@ isthmus collective all-reduce examples/one-node.yaml
 isthmus collective all-gather examples/shenzhen-shanghai-8.yaml --region shanghai --size 256MiB --size 4GiB
 
 isthmus collective all-reduce fabric.yaml --ranks 16 --algorithm ring --calibration calibration.yaml --json
+
+isthmus collective all-reduce examples/shenzhen-shanghai-8.yaml --algorithm hierarchical --size 1GiB
 """
+COMPOSED = ("hierarchical", "root", "torus")
+"""All-reduces of several collectives in turn; the rest are NCCL's own."""
 SIZES = ("64KiB", "1MiB", "8MiB", "64MiB", "512MiB", "4GiB")
 
 
@@ -35,7 +41,7 @@ def collective(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the
     region: Annotated[str | None, typer.Option("--region", help="Of the fabric; its first if left out.")] = None,
     ranks: Annotated[int | None, typer.Option("--ranks", help="GPUs, filling nodes in turn; all if left out.")] = None,
     size: Annotated[list[str] | None, typer.Option("--size", help="Buffer as nccl-tests counts it, such as 1GiB.")] = None,
-    algorithm: Annotated[str, typer.Option("--algorithm", help=f"One of {', '.join(ALGORITHMS)}.")] = "auto",
+    algorithm: Annotated[str, typer.Option("--algorithm", help=f"One of {', '.join((*ALGORITHMS, *COMPOSED))}.")] = "auto",
     calibration: Annotated[Path | None, typer.Option("--calibration", help="From isthmus calibrate.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print rows as JSON.")] = False,
 ) -> None:
@@ -44,7 +50,7 @@ def collective(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the
     The band holds four of five real systems of that description; `make accuracy` shows how that was measured.
     """
     _known(name, COLLECTIVES, "COLLECTIVE")
-    _known(algorithm, ALGORITHMS, "--algorithm")
+    _known(algorithm, (*ALGORITHMS, *COMPOSED), "--algorithm")
     place = read_fabric(fabric)
     names = [each.name for each in place.regions]
     chosen = region or names[0]
@@ -60,7 +66,11 @@ def collective(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the
     constants = read_calibration(calibration) if calibration else default_constants()
     kind, way = cast(Collective, name), cast(Algorithm, algorithm)
     sizes = [_bytes(text) for text in size or SIZES]
-    times = [(each, collective_time(kind, each, group, algorithm=way, constants=constants)) for each in sizes]
+    if algorithm in COMPOSED:
+        _only_all_reduce(name, algorithm, ranks)
+        times = [(each, _composed((place, chosen), algorithm, each, (group, constants))) for each in sizes]
+    else:
+        times = [(each, collective_time(kind, each, group, algorithm=way, constants=constants)) for each in sizes]
     factor = bus_factor(kind, ranks_of(group))
     if as_json:
         print(json.dumps([_plain(each, found, factor) for each, found in times], indent=2))
@@ -71,6 +81,44 @@ def collective(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the
     console.print(_table(times, factor))
     if class_of(group) not in constants.classes and class_of(group) not in constants.own:
         console.print(f"[yellow]No system of class {class_of(group)} was measured: constants at their priors, bands wide.[/]")
+
+
+def _only_all_reduce(name: str, algorithm: str, ranks: int | None) -> None:
+    if name != "all-reduce":
+        raise InputError("--algorithm", f"{algorithm} is a way to all-reduce, not to {name}", f"one of {', '.join(ALGORITHMS)}")
+    if algorithm == "torus" and ranks is not None:
+        raise InputError("--ranks", "a torus is taken whole", "leave out --ranks")
+
+
+def _composed(where: tuple[Fabric, str], algorithm: str, size: float, over: tuple[Group, Constants]) -> CollectiveTime:
+    """A composed all-reduce as a `CollectiveTime`: its limit is the step that takes longest."""
+    group, constants = over
+    match algorithm:
+        case "hierarchical":
+            parts = hierarchical(size, group, constants)
+        case "root":
+            parts = root(size, group, constants)
+        case _:
+            parts = _on_torus(where, size, over)
+    seconds, (low, high) = seconds_of_parts(parts), band_of(size, group, constants)
+    longest = max(parts, key=lambda part: part.seconds)
+    return CollectiveTime(
+        seconds=seconds, low_s=seconds * low, high_s=seconds * high, algorithm=cast(Algorithm, algorithm), protocol="auto",
+        limit=longest.what,
+    )  # fmt: skip
+
+
+def _on_torus(where: tuple[Fabric, str], size: float, over: tuple[Group, Constants]) -> list[Part]:
+    """In and out of the node around rings along each direction of the torus, whose links all GPUs of a node share."""
+    group, constants = over
+    region = where[0].region(where[1])
+    layout = region_layout(region)
+    if layout is None or layout.shape != "torus":
+        raise InputError("--algorithm", f"the network of {where[1]} is no torus", f"shape: {region.network.shape}")
+    inside, links = group[:1] if group[0].in_node else (), group[-1]
+    near = hierarchical(size, inside, constants, ("ring", "auto")) if inside else []
+    one = replace(links, rate_bytes_per_s=min(links.rate_bytes_per_s, region.network.rate_bytes_per_s or links.rate_bytes_per_s))
+    return [*near[:1], *torus(size, one, layout.dimensions, constants), *near[1:]]
 
 
 def _known(word: str, words: tuple[str, ...] | list[str], where: str) -> None:

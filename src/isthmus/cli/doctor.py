@@ -99,7 +99,6 @@ def _documents(paths: list[str], live: bool) -> Iterator[Document]:
 def _expected(fabric: Path | None) -> Expected | None:
     if fabric is None:
         return None
-    from isthmus.cost.collectives import Link, ring_all_reduce_s
     from isthmus.doctor.described import expected_of
     from isthmus.fabric import read_fabric
 
@@ -114,9 +113,9 @@ def _expected(fabric: Path | None) -> Expected | None:
         if ranks < 2 or (between and group.nic is None) or table.operation not in {"all_reduce", ""}:
             return None
         wire = group.nics * group.nic.rate_bytes_per_s if between and group.nic else group.in_node.bandwidth_bytes_per_s
-        size = float(max(row.size_bytes for row in table.rows))
-        seconds = ring_all_reduce_s(size, ranks, Link(latency_s=5e-6, bandwidth_bytes_per_s=wire, source=str(fabric)))
-        return size / seconds * 2 * (ranks - 1) / ranks / 1e9
+        # A ring of the largest buffer S: 2 (n-1) messages of S / n, each with 5 us of latency; busbw is 2 (n-1)/n S over that.
+        message = max(row.size_bytes for row in table.rows) / ranks
+        return message / (5e-6 + message / wire) / 1e9
 
     return expected_of(described, f"{fabric}, ring at wire rate", busbw)
 

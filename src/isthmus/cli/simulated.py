@@ -1,7 +1,7 @@
 """What `isthmus simulate` asks of both witnesses, and how it shows their answers."""
 
 from collections.abc import Sequence
-from math import ceil
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,14 +9,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.cost.collectives import Link, Tier, hierarchical_all_reduce_s
+from isthmus.cost.collectives_composed import RING, across_regions, hierarchical, seconds_of_parts
 from isthmus.cost.collectives_constants import default_constants
-from isthmus.cost.collectives_group import region_group
+from isthmus.cost.collectives_curves import hop_seconds, start_s
+from isthmus.cost.collectives_group import Group, ranks_of, sites_group
 from isthmus.cost.collectives_time import collective_time
 from isthmus.cost.efficiency import PCIE_EFFICIENCY
-from isthmus.cost.paths import Wan, exchange_s, wan_pipe
+from isthmus.cost.paths import wan_pipe
 from isthmus.errors import InfeasibleError, InputError, nearest
-from isthmus.fabric import Fabric, levels
+from isthmus.fabric import Fabric
 from isthmus.fabric.carriers import in_node_carrier, network_carrier
 from isthmus.formats.perfetto import Span
 from isthmus.sim import Carriage, Collective, FabricMap, PhasePlayed, Shares, map_fabric, with_faults
@@ -25,23 +26,42 @@ from isthmus.units import show_bytes, show_seconds
 __all__ = ["carriage_of", "compared", "result_of", "routing_named", "show_result", "spans_of", "wired"]
 
 _ROUTINGS = {"balanced": "balanced", "hash": "hash", "destination": "destination"}
+_LEVEL = {"pcie": "pcie", "host": "pcie"}
 _ROWS_SHOWN = 12
 _RANKS_TRACED = 16
 
 
 def carriage_of(fabric: Fabric, streams: int | None = None) -> Carriage:
-    """What the cost room knows of links, for the simulator: shares of line rate that its collectives sustain, WAN limits."""
-    carriers = default_constants().carriers
+    """What the cost room knows of links, for the simulator: shares of line rate that its collectives sustain, what a hop and a
+    call take (protocol Simple), WAN limits.
+    """
+    constants = default_constants()
+    carriers, site = constants.carriers, sites_group(fabric)
+    hops = {_LEVEL.get(level.carrier, "node" if not level.in_node else "nvlink"): hop_seconds(level, constants) for level in site}
+
+    def start(kind: str, size_bytes: float, inside: int, nodes: int, algorithm: str) -> float:
+        """Of a collective over as many GPUs of each of as many nodes."""
+        group = _shaped(site, inside, nodes)
+        return start_s(kind, size_bytes, group, algorithm, constants) if group else 0.0  # type: ignore[arg-type]
+
     regions: dict[str, Shares] = {}
     for region in fabric.regions:
         inside = min(carriers[in_node_carrier(group)].sustained for group in region.groups)
         network = carriers[network_carrier(region.network)].sustained
         regions[region.name] = Shares(nvlink=inside, pcie=carriers["pcie"].sustained, host=PCIE_EFFICIENCY.value, network=network)
+    found = Carriage(regions=regions, hop_s=hops, pairwise=constants.share_pairwise, start_s=start)
     wan = wan_pipe(fabric)
     if wan is None:
-        return Carriage(regions=regions)
+        return found
     limits = {} if wan.rdma else _stream_limits(fabric, streams or wan.streams)
-    return Carriage(regions=regions, wan=wan.payload_share, wan_flow_bytes_per_s=limits)
+    return replace(found, wan=wan.payload_share, wan_flow_bytes_per_s=limits)
+
+
+def _shaped(site: Group, inside: int, nodes: int) -> Group:
+    """`inside` GPUs of each of `nodes` nodes, by the first level of each kind."""
+    near = [replace(level, members=inside) for level in site[:1] if level.in_node and inside > 1]
+    far = [replace(level, members=nodes) for level in site if not level.in_node and nodes > 1][:1]
+    return (*near, *far)
 
 
 def _stream_limits(fabric: Fabric, streams: int) -> dict[tuple[str, str], float]:
@@ -77,43 +97,23 @@ def compared(fabric: Fabric, asked: Collective) -> list[dict[str, Any]]:
     if len(asked.ranks) != fabric.gpus:
         return []
     answers: list[dict[str, Any]] = []
-    if asked.kind == "all-reduce":
-        tiers, wan = _tiers(fabric, carriage_of(fabric)), wan_pipe(fabric)
-        seconds = hierarchical_all_reduce_s(asked.size_bytes, tiers) if tiers else 0.0
+    site, wan, constants = sites_group(fabric), wan_pipe(fabric), default_constants()
+    if asked.kind == "all-reduce" and ranks_of(site) * len(fabric.regions) == fabric.gpus:
+        parts = hierarchical(asked.size_bytes, site, constants, RING, wan)
+        what = f"hierarchical, {' + '.join(part.what for part in parts)}, protocol Simple"
+        answers.append({"what": what, "seconds": seconds_of_parts(parts)})
         if wan is not None:
-            seconds += exchange_s(asked.size_bytes, wan)
-        answers.append({"what": f"hierarchical, {_chain(tiers, wan)}", "seconds": seconds})
-    if len(fabric.regions) == 1:
+            parts = across_regions(asked.size_bytes, site, wan, constants)
+            answers.append({"what": f"isthmus, {' + '.join(part.what for part in parts)}", "seconds": seconds_of_parts(parts)})
+    if wan is None:
         try:
-            found = collective_time(asked.kind, asked.size_bytes, region_group(fabric, fabric.regions[0].name))
+            found = collective_time(asked.kind, asked.size_bytes, site)
         except InfeasibleError:
             return answers
         answers.append(
             {"what": f"NCCL, {found.algorithm} {found.protocol}, bound by {found.limit}", "seconds": found.seconds}
         )
     return answers
-
-
-def _tiers(fabric: Fabric, carriage: Carriage) -> list[Tier]:
-    """The tiers inside a region, with leaf groups and leaves as one tier: rails run through both."""
-    shares = [carriage.of(region.name) for region in fabric.regions]
-    tiers: list[Tier] = []
-    below = 1
-    gpus = max(region.gpus for region in fabric.regions)
-    for level in levels(fabric):
-        if level.name in ("wan", "region"):
-            continue
-        share = min({"nvlink": each.nvlink, "pcie": each.pcie}.get(level.name, each.network) for each in shares)
-        members = max(level.members, ceil(gpus / below)) if level.name == "node" else level.members
-        rate = level.bandwidth_bytes_per_s * share / below
-        link = Link(latency_s=level.latency_s, bandwidth_bytes_per_s=rate, source=level.source)
-        tiers.append(Tier(members=members, link=link))
-        below *= members
-    return tiers
-
-
-def _chain(tiers: Sequence[Tier], wan: Wan | None) -> str:
-    return " x ".join([*(str(tier.members) for tier in tiers), *([str(wan.regions)] if wan else [])])
 
 
 def result_of(

@@ -10,7 +10,7 @@ resource that is busiest (`bind`).
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from math import hypot, log2, prod
+from math import hypot, log2, prod, sqrt
 
 from isthmus.cost.collectives_constants import Constants
 from isthmus.cost.collectives_group import Group, GroupLevel
@@ -18,7 +18,7 @@ from isthmus.fabric import number
 from isthmus.fabric.carriers import Carrier
 from isthmus.formats.collective_runs import Algorithm, Collective, Protocol
 
-__all__ = ["Curve", "curves"]
+__all__ = ["Curve", "curves", "hop_seconds", "start_s"]
 
 NVLS_RANKS_MIN = 5
 """GPUs of one node from which NCCL lets the switch add: 5 on H200, 6 on B200 (stas00/ml-engineering, network/README.md)."""
@@ -97,13 +97,24 @@ class _Case:
         family = "hop-net" if not level.in_node else "hop-pci" if level.carrier in ("pcie", "host") else "hop-nvlink"
         return _nccl_s(family, kind) * self.constants.carriers[level.carrier].hop
 
-    def extra_s(self, crossings: Callable[[int], float]) -> float:
-        """Ways beyond a hop (switches, WAN), `crossings(members at and above this level)` times each."""
+    def extra_s(self, crossings: Callable[[int, int], float]) -> float:
+        """Ways beyond a hop (switches, WAN), `crossings(members at and above this level, ranks of each)` times each."""
         total, beyond = 0.0, self.nodes
         for level in self.above:
-            total += crossings(beyond) * level.latency_s
+            total += crossings(beyond, self.ranks // beyond) * level.latency_s
             beyond //= level.members
         return total
+
+    def laid_out(self, members: int, inside: int) -> int:
+        """Links between `members` of `inside` ranks each on the longest chain of a ring laid out member by member.
+
+        A ring crosses as many links a lap as there are members; its chain of n - 1 hops a lap leaves out one hop a lap, which
+        may be such a link where a member has few ranks. A broadcast's chain is not closed.
+        """
+        if self.collective in ("broadcast", "reduce"):
+            return members - 1
+        laps = 2 if self.twice else 1
+        return laps * members - min(laps, max(0, laps + 1 - inside))
 
     def curve(self, way: tuple[Algorithm, Protocol], latency_s: float, pace: tuple[float, str]) -> Curve:
         return Curve(*way, latency_s, *pace, self.fill_s(*way), self.constants.fill_bytes)
@@ -138,6 +149,20 @@ def curves(
     }
     found = [curve for name, way in ways.items() if algorithm in ("auto", name) for curve in way(case)]
     return tuple(curve for curve in found if protocol in ("auto", curve.protocol))
+
+
+def hop_seconds(level: GroupLevel, constants: Constants) -> float:
+    """One message over `level` beside its bytes, in a ring with protocol Simple."""
+    return constants.latency_simple * _case("all-reduce", (level,), constants).hop_s(level, "ring_simple")
+
+
+def start_s(collective: Collective, size_bytes: float, group: Group, algorithm: Algorithm, constants: Constants) -> float:
+    """What `curves` adds to hops and bytes with protocol Simple: the call's own latency, and filling the pipeline of chunks."""
+    case = _case(collective, group, constants)
+    base = "tree" if algorithm == "tree" else "ring"
+    pairs = (case.ranks - 2) * PAIR_S if collective == "all-to-all" else 0.0
+    share = size_bytes / constants.fill_bytes
+    return case.latency_s("simple", base, pairs) + case.fill_s(algorithm, "simple") * sqrt(share / (1 + share))
 
 
 @cache
@@ -184,7 +209,7 @@ def _ring(case: _Case) -> list[Curve]:
         hops = between * case.hop_s(case.above[0], f"ring_{protocol}") if case.above else 0.0
         if case.inside:
             hops += (laps * (ranks - 1) - between) * case.hop_s(case.inside, f"ring_{protocol}")
-        latency_s = case.latency_s(protocol, "ring", hops) + case.extra_s(lambda members: laps * (members - 1))
+        latency_s = case.latency_s(protocol, "ring", hops) + case.extra_s(case.laid_out)
         found.append(case.curve(("ring", protocol), latency_s, (wire / rate, bind)))
     return found
 
@@ -201,14 +226,18 @@ def _tree(case: _Case) -> list[Curve]:
         hops = log2(case.nodes) * case.hop_s(case.above[0], f"tree_{protocol}")
         if case.inside:
             hops += (case.gpus - 1) * case.hop_s(case.inside, f"tree_{protocol}")
-        latency_s = case.latency_s(protocol, "tree", 2 * hops) + case.extra_s(lambda members: 2 * log2(members))
+        latency_s = case.latency_s(protocol, "tree", 2 * hops) + case.extra_s(lambda members, _: 2 * log2(members))
         wire = 2 * (case.ranks - 1) / case.ranks
         found.append(case.curve(("tree", protocol), latency_s, (wire / rate, name)))
     return found
 
 
 def _nvls(case: _Case) -> list[Curve]:
-    """The NVSwitch adds and multicasts: (n+1)/n of the buffer per direction; see `nvls_all_reduce_s`."""
+    """The NVSwitch adds and multicasts.
+
+    Each rank reads its reduced n-th from the switch (S/n in, S out) and multicasts it (S/n out, S in): S (1 + 1/n) per
+    direction in place of the ring's 2 S (n-1)/n; hence bus bandwidths above the wire (480 of 450 GB/s on H100).
+    """
     inside = case.inside
     if not case.twice or case.above or inside is None or not inside.adds or case.gpus < NVLS_RANKS_MIN:
         return []
@@ -230,7 +259,7 @@ def _nvls_tree(case: _Case) -> list[Curve]:
     wire = (1.0 if two else 2.0 / case.constants.share_tree) / case.sustained(slowest)
     pace = (switch, f"{inside.carrier} switch") if switch >= wire else (wire, slowest.carrier)
     hop_s = _nccl_s("hop-net", "nvlstree") * case.constants.carriers[case.above[0].carrier].hop
-    latency_s = own.switch_latency_s + 2 * log2(case.nodes) * hop_s + case.extra_s(lambda members: 2 * log2(members))
+    latency_s = own.switch_latency_s + 2 * log2(case.nodes) * hop_s + case.extra_s(lambda members, _: 2 * log2(members))
     return [case.curve(("nvls-tree", "simple"), latency_s, pace)]
 
 
@@ -259,7 +288,7 @@ def _pat(case: _Case) -> list[Curve]:
         return []
     rate, bind = _ring_bytes_per_s(case)
     hop_s = case.hop_s(case.above[0], "ring_simple")
-    latency_s = case.latency_s("simple", "ring", log2(case.ranks) * hop_s) + case.extra_s(log2)
+    latency_s = case.latency_s("simple", "ring", log2(case.ranks) * hop_s) + case.extra_s(lambda members, _: log2(members))
     share = 0.75  # patCorrection-like factor of NCCL's tuner for PAT
     return [case.curve(("pat", "simple"), latency_s, ((case.ranks - 1) / case.ranks / (rate * share), bind))]
 
@@ -280,7 +309,7 @@ def _pairwise(case: _Case) -> list[Curve]:
     pace = max(paces)
     farthest = case.group[-1]
     hops = case.hop_s(farthest, "ring_simple") + (ranks - 2) * PAIR_S * (case.collective == "all-to-all")
-    latency_s = case.latency_s("simple", "ring", hops) + case.extra_s(lambda members: 1.0)
+    latency_s = case.latency_s("simple", "ring", hops) + case.extra_s(lambda _members, _inside: 1.0)
     return [case.curve(("pairwise", "simple"), latency_s, pace)]
 
 

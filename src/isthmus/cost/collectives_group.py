@@ -2,12 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 
-from isthmus.fabric import Fabric, NodeGroup, Region, levels
+from isthmus.cost.collectives_constants import Constants, default_constants
+from isthmus.fabric import Fabric, NodeGroup, levels
 from isthmus.fabric.carriers import IN_NODE_CARRIERS, Carrier, in_node_carrier, network_carrier
+from isthmus.fabric.model import LevelName
 
-__all__ = ["Group", "GroupLevel", "class_of", "node_group", "ranks_of", "region_group", "with_ranks"]
+__all__ = [
+    "Group",
+    "GroupLevel",
+    "class_of",
+    "level_carriers",
+    "node_group",
+    "part_of",
+    "ranks_of",
+    "region_group",
+    "sites_group",
+    "with_ranks",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,26 +70,79 @@ def region_group(fabric: Fabric, name: str) -> Group:
 
     The tiers are those of `fabric.levels`: GPUs of a node, nodes of a leaf group, leaf groups.
     """
-    region: Region = fabric.region(name)
-    alone = Fabric(name=name, regions=(region,), wan=())
-    weakest = min(region.groups, key=lambda each: each.in_node.bandwidth_bytes_per_s)
+    return sites_group(Fabric(name=name, regions=(fabric.region(name),), wan=()))
+
+
+def sites_group(fabric: Fabric, constants: Constants | None = None) -> Group:
+    """One region of `fabric`, as a step that waits for every region meets it.
+
+    Where regions differ, a level has the members of the largest, the rate of the weakest (`fabric.levels`), and the class of
+    link that reaches least of its rate. Leaf groups are cut evenly where the last is not full, so that ranks are as many as GPUs.
+    """
+    known = (constants or default_constants()).carriers
     found: list[GroupLevel] = []
     hop_s = 0.0
-    for level in levels(alone):
+    for level in levels(fabric):
+        if level.name == "wan":
+            continue
         in_node = level.name in ("nvlink", "pcie")
-        inside: Carrier = "pcie" if level.name == "pcie" else in_node_carrier(weakest)
-        carrier = inside if in_node else network_carrier(region.network)
         hop_s = hop_s or (0.0 if in_node else level.latency_s)
+        groups = [group for region in fabric.regions for group in region.groups]
         found.append(
             GroupLevel(
-                carrier=carrier,
+                carrier=min(level_carriers(fabric, level.name), key=lambda carrier: known[carrier].sustained),
                 members=level.members,
                 rate_bytes_per_s=level.bandwidth_bytes_per_s,
                 latency_s=0.0 if in_node else level.latency_s - hop_s,
-                adds=level.name == "nvlink" and weakest.in_node.switch_reduces,
+                adds=level.name == "nvlink" and all(group.in_node.switch_reduces for group in groups),
             )
         )
-    return tuple(found)
+    inner, above = [each for each in found if each.in_node], [each for each in found if not each.in_node]
+    if len(above) < 2:
+        return tuple(found)
+    below = prod(level.members for level in inner)
+    leaf, spine = above
+    return (*inner, *_evenly(leaf, spine, max(-(-region.gpus // below) for region in fabric.regions)))
+
+
+def _evenly(leaf: GroupLevel, spine: GroupLevel, nodes: int) -> Group:
+    """`nodes` nodes in equal leaf groups of at most `leaf.members`; in one level where their number has no such divisor."""
+    width = max(each for each in range(1, leaf.members + 1) if nodes % each == 0)
+    if width == 1:
+        return (replace(leaf, members=nodes),)
+    uplinks = spine.rate_bytes_per_s * width / leaf.members
+    return replace(leaf, members=width), replace(spine, members=nodes // width, rate_bytes_per_s=uplinks)
+
+
+def level_carriers(fabric: Fabric, name: LevelName) -> tuple[Carrier, ...]:
+    """The classes of link that carry the level called `name` in the regions, each once."""
+    if name in ("node", "region"):
+        return tuple(dict.fromkeys(network_carrier(region.network) for region in fabric.regions))
+    if name == "pcie":
+        return ("pcie",)
+    groups = [group for region in fabric.regions for group in region.groups]
+    return tuple(dict.fromkeys(in_node_carrier(group) for group in groups if group.in_node.kind not in ("none", "pcie")))
+
+
+@lru_cache(maxsize=65536)
+def part_of(whole: Group, stride: int, ranks: int) -> Group:
+    """Every `stride`-th rank of `whole`, `ranks` of them, while all groups of that kind run at once.
+
+    A member of a level holds b / s of the group's ranks (b ranks below, s = `stride`), and as many other groups as are left
+    share what it can send. Ranks beyond `whole` are cut off; where they fill no whole members, one more counts.
+    """
+    found: list[GroupLevel] = []
+    below = 1
+    for level in whole:
+        above = below * level.members
+        if stride < above and stride * ranks > below:
+            inside = min(ranks, max(1, below // stride))
+            reached = min(ranks, max(1, above // stride))
+            found.append(
+                replace(level, members=-(-reached // inside), rate_bytes_per_s=level.rate_bytes_per_s * inside / below)
+            )
+        below = above
+    return tuple(level for level in found if level.members > 1)
 
 
 def with_ranks(group: Group, ranks: int) -> Group:

@@ -8,6 +8,7 @@ real systems of that description measured.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import sqrt
 
 import numpy as np
@@ -19,7 +20,7 @@ from isthmus.cost.collectives_group import Group, class_of
 from isthmus.errors import InfeasibleError
 from isthmus.formats.collective_runs import Algorithm, Collective, Protocol
 
-__all__ = ["CollectiveTime", "band_of", "collective_seconds", "collective_time", "seconds_of_ways"]
+__all__ = ["CollectiveTime", "band_of", "collective_seconds", "collective_time", "seconds_of", "seconds_of_ways"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,24 @@ def collective_seconds(
     """
     ways = _ways(collective, group, algorithm, protocol, constants or default_constants())
     return np.min(seconds_of_ways(ways, sizes_bytes), axis=0)
+
+
+@lru_cache(maxsize=65536)
+def seconds_of(
+    collective: Collective,
+    size_bytes: float,
+    group: Group,
+    constants: Constants,
+    way: tuple[Algorithm, Protocol] = ("auto", "auto"),
+) -> float:
+    """`collective_time(...).seconds`, remembered; 0 for one rank.
+
+    Raises:
+        InfeasibleError: As `collective_time`.
+    """
+    if not group:
+        return 0.0
+    return min(_seconds(way, size_bytes) for way in _ways(collective, group, *way, constants))
 
 
 def band_of(size_bytes: float, group: Group, constants: Constants) -> tuple[float, float]:

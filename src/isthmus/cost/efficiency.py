@@ -13,57 +13,17 @@ __all__ = [
     "MEMORY_RESERVE",
     "NCCL_BUFFER",
     "NCCL_CHANNELS",
-    "NETWORK_EFFICIENCY",
-    "NVLINK_EFFICIENCY",
-    "NVLS_EFFICIENCY",
-    "NVLS_EFFICIENCY_BLACKWELL",
-    "NVLS_LATENCY",
-    "NVLS_RAMP",
     "OUTER_STATE",
     "PCIE_EFFICIENCY",
     "RDMA_PAYLOAD",
     "TCP_WINDOW",
 ]
 
-_ML_ENGINEERING = "stas00/ml-engineering 744d01e, network/README.md"
-_NCCL = "NVIDIA/nccl 2.30, src/graph/tuning.cc and topo.h"
-
-NVLINK_EFFICIENCY = Assumption(
-    name="NVLink ring, share of line rate",
-    value=0.81,
-    unit="",
-    source=f"8 x H200: ring 0.82, all-gather 0.80, reduce-scatter 0.81 ({_ML_ENGINEERING})",
-)
-NVLS_EFFICIENCY = Assumption(
-    name="NVSwitch reduction, share of line rate",
-    value=0.824 * 0.85,
-    unit="",
-    source=f"NVLink 4: 20.6 of 25 GB/s a link, 0.85 for NVLS on Hopper ({_NCCL})",
-)
-NVLS_EFFICIENCY_BLACKWELL = Assumption(
-    name="NVSwitch reduction on NVLink 5, share of line rate",
-    value=0.802 * 0.74,
-    unit="",
-    source=f"40.1 of 50 GB/s a link, 0.74 for NVLS on Blackwell ({_NCCL})",
-)
-NVLS_LATENCY = Assumption(name="NVSwitch reduction, latency", value=25e-6, unit="s", source=_NCCL)
-NVLS_RAMP = Assumption(
-    name="NVSwitch reduction, ramp",
-    value=7e-9,
-    unit="s/sqrt(B)",
-    source=f"fitted to 8 x H200 ({_ML_ENGINEERING}): within 16 % from 16 MiB, 6 % from 64 MiB",
-)
 PCIE_EFFICIENCY = Assumption(
     name="PCIe, share of line rate",
     value=0.88,
     unit="",
     source="55.4 of 63 GB/s on PCIe 5.0 x16 (nccl-tests reports)",
-)
-NETWORK_EFFICIENCY = Assumption(
-    name="network in the region, share of line rate",
-    value=0.92,
-    unit="",
-    source=f"8 x 400G InfiniBand: 365 to 391 of 400 GB/s ({_ML_ENGINEERING}; public H100 nccl-tests logs)",
 )
 RDMA_PAYLOAD = Assumption(
     name="RDMA over the WAN, payload share",

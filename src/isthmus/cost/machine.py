@@ -1,10 +1,12 @@
 """What prices a layout: one GPU's rates, the links between GPUs, and how the training software behaves."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from isthmus.cost.collectives_constants import Constants
+from isthmus.cost.collectives_group import Group
 from isthmus.workload import AttentionKernel
 
-__all__ = ["GpuRates", "Machine", "Reach", "Stack"]
+__all__ = ["GpuRates", "Machine", "Stack"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,23 +65,6 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
-    """One tier of links between GPUs: `members` parts of the tier below.
-
-    Attributes:
-        members: Parts joined.
-        rate_bytes_per_s: Payload of one GPU's share, per direction.
-        latency_s: One hop.
-        ramp_s_per_root_byte: Filling the chunk pipeline of a collective: seconds per square root of its bytes.
-    """
-
-    members: int
-    rate_bytes_per_s: float
-    latency_s: float
-    ramp_s_per_root_byte: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """One site's GPUs, all alike.
 
@@ -89,7 +74,8 @@ class Machine:
         memory_bytes: Of one GPU, usable.
         memory_rate_bytes_per_s: HBM line rate.
         node_gpus: GPUs behind the quickest links.
-        reaches: Tiers from the GPU outwards.
+        group: Its GPUs and their links, from the GPU outwards.
+        constants: What collectives on these links reach.
         rates: What the GPU reaches.
         stack: The software.
     """
@@ -99,6 +85,7 @@ class Machine:
     memory_bytes: float
     memory_rate_bytes_per_s: float
     node_gpus: int
-    reaches: tuple[Reach, ...] = field(default=())
+    group: Group
+    constants: Constants
     rates: GpuRates
     stack: Stack

@@ -1,22 +1,8 @@
-"""From a fabric to the links that formulas take: tiers inside the regions, and the pipe between them."""
+"""The pipe between the regions of a fabric, as formulas take it."""
 
 from dataclasses import dataclass
 
-from isthmus.cost.collectives import Link, Tier, nvls_all_reduce_s, ring_all_reduce_s
-from isthmus.cost.collectives_constants import Constants
-from isthmus.cost.efficiency import (
-    NCCL_BUFFER,
-    NCCL_CHANNELS,
-    NETWORK_EFFICIENCY,
-    NVLINK_EFFICIENCY,
-    NVLS_EFFICIENCY,
-    NVLS_EFFICIENCY_BLACKWELL,
-    NVLS_LATENCY,
-    NVLS_RAMP,
-    PCIE_EFFICIENCY,
-    RDMA_PAYLOAD,
-    TCP_WINDOW,
-)
+from isthmus.cost.efficiency import NCCL_BUFFER, NCCL_CHANNELS, RDMA_PAYLOAD, TCP_WINDOW
 from isthmus.cost.step import swap_bytes
 from isthmus.cost.transport import (
     Limit,
@@ -26,22 +12,10 @@ from isthmus.cost.transport import (
     tcp_rate_bytes_per_s,
     window_rate_bytes_per_s,
 )
-from isthmus.fabric import Fabric, NodeGroup
-from isthmus.fabric.carriers import Carrier, in_node_carrier, network_carrier
-from isthmus.fabric.entries import number
+from isthmus.fabric import Fabric
 from isthmus.fabric.levels import levels
-from isthmus.fabric.model import LevelName
 
-__all__ = [
-    "Wan",
-    "all_reduce_across_regions_s",
-    "exchange_s",
-    "in_node_all_reduce_s",
-    "level_carriers",
-    "nvls_link",
-    "region_tiers",
-    "wan_pipe",
-]
+__all__ = ["Wan", "exchange_s", "wan_pipe"]
 
 STREAMS_MAX = 32
 """TCP streams of one rail: above it sockets cost more than they carry (judgement)."""
@@ -50,13 +24,6 @@ FAST_RAIL_BYTES_PER_S = 32e6
 """A slower rail takes one stream where its window allows, a faster one two: on two cores 1, 2 and 4 streams took 1.04, 1.05 and
 1.18 times the limit at 100 Mb/s and 18 ms (docs/decisions/log.md).
 """
-
-_EFFICIENCY: dict[LevelName, float] = {
-    "nvlink": NVLINK_EFFICIENCY.value,
-    "pcie": PCIE_EFFICIENCY.value,
-    "node": NETWORK_EFFICIENCY.value,
-    "region": NETWORK_EFFICIENCY.value,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,73 +82,6 @@ class Wan:
         return self.one_way_s * (1 if self.regions == 2 else 2)
 
 
-def region_tiers(fabric: Fabric, constants: Constants | None = None) -> tuple[Tier, ...]:
-    """The tiers inside a region, from the GPU outwards, each with the rail of one GPU as its link.
-
-    A level's bandwidth is that of one member, which all ranks of the member share: B_rank = B eta / ranks
-    below. Where `constants` of a calibration are given, eta is what they say of each class of link that carries a
-    level, and a hop takes the multiple of NCCL's constant that they found.
-    """
-    tiers: list[Tier] = []
-    below = 1
-    for level in levels(fabric):
-        if level.name == "wan":
-            continue
-        share, hop = _EFFICIENCY[level.name], 1.0
-        if constants is not None:
-            found = [constants.carriers[carrier] for carrier in level_carriers(fabric, level.name)]
-            share, hop = min(each.sustained for each in found), max(each.hop for each in found)
-        link = Link(
-            latency_s=level.latency_s * hop,
-            bandwidth_bytes_per_s=level.bandwidth_bytes_per_s * share / below,
-            source=level.source,
-        )
-        tiers.append(Tier(members=level.members, link=link))
-        below *= level.members
-    return tuple(tiers)
-
-
-def level_carriers(fabric: Fabric, name: LevelName) -> tuple[Carrier, ...]:
-    """The classes of link that carry the level called `name` in the regions, each once."""
-    if name in ("node", "region"):
-        return tuple(dict.fromkeys(network_carrier(region.network) for region in fabric.regions))
-    if name == "pcie":
-        return ("pcie",)
-    groups = [group for region in fabric.regions for group in region.groups]
-    return tuple(dict.fromkeys(in_node_carrier(group) for group in groups if group.in_node.kind not in ("none", "pcie")))
-
-
-def nvls_link(group: NodeGroup) -> Link:
-    """The link of an all-reduce done by the NVSwitches of `group`, for `nvls_all_reduce_s`."""
-    efficiency = NVLS_EFFICIENCY if (group.gpu.fabric_generation or 0) <= 4 else NVLS_EFFICIENCY_BLACKWELL
-    return Link(
-        latency_s=NVLS_LATENCY.value,
-        bandwidth_bytes_per_s=group.in_node.bandwidth_bytes_per_s * efficiency.value,
-        ramp_s_per_root_byte=NVLS_RAMP.value,
-        source=efficiency.source,
-    )
-
-
-def in_node_all_reduce_s(size_bytes: float, group: NodeGroup) -> float:
-    """Seconds of an all-reduce over the GPUs of one node that share its wiring: the quicker of ring and
-    switch.
-
-    NCCL chooses likewise: the ring for small messages, the switch (where it adds, from 4 GPUs on) for large
-    ones.
-    """
-    ranks = min(group.gpus, group.in_node.domain)
-    kind: LevelName = "pcie" if group.in_node.kind == "pcie" else "nvlink"
-    ring = Link(
-        latency_s=number("nccl", "hop-pci" if kind == "pcie" else "hop-nvlink", "ring_simple"),
-        bandwidth_bytes_per_s=group.in_node.bandwidth_bytes_per_s * _EFFICIENCY[kind],
-        source="NCCL ring, Simple protocol",
-    )
-    seconds = ring_all_reduce_s(size_bytes, ranks, ring) if ranks > 1 else 0.0
-    if group.in_node.switch_reduces and ranks >= 4:
-        return min(seconds, nvls_all_reduce_s(size_bytes, ranks, nvls_link(group)))
-    return seconds
-
-
 def wan_pipe(fabric: Fabric) -> Wan | None:
     """The pipe between the regions of `fabric`; None where there is one region only.
 
@@ -224,18 +124,3 @@ def exchange_s(size_bytes: float, wan: Wan) -> float:
     t = W(S, R) / B + a;   a one way for R = 2, twice that for more
     """
     return swap_bytes(size_bytes, wan.regions) / wan.limit.rate_bytes_per_s + wan.exchange_latency_s
-
-
-def all_reduce_across_regions_s(size_bytes: float, tiers: tuple[Tier, ...], wan: Wan) -> float:
-    """Seconds of one all-reduce over every GPU of every region: region's tiers in, exchange, region's tiers
-    out.
-
-    A tier's reduce-scatter and all-gather together are its ring all-reduce, whatever happens to the shard
-    between.
-    Leaves out: chunks that overlap the tiers with the exchange.
-    """
-    total, shard = exchange_s(size_bytes, wan), size_bytes
-    for tier in tiers:
-        total += ring_all_reduce_s(shard, tier.members, tier.link)
-        shard /= tier.members
-    return total

@@ -1,6 +1,6 @@
 """What GPUs and training software reach in a step: `step_rates.yaml`, read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -8,8 +8,9 @@ from typing import Any
 
 import yaml
 
-from isthmus.cost.collectives import Tier
-from isthmus.cost.machine import GpuRates, Machine, Reach, Stack
+from isthmus.cost.collectives_constants import Constants
+from isthmus.cost.collectives_group import Group
+from isthmus.cost.machine import GpuRates, Machine, Stack
 from isthmus.errors import InfeasibleError, InputError, nearest
 from isthmus.fabric import Gpu
 from isthmus.workload.model import Precision
@@ -31,15 +32,12 @@ class StepRates:
         gpus: Shares by fitted GPU type: matrix, matrix_fp8, attention, memory, contention.
         host_s: Host time of a block by stack.
         stacks: Facts of the software by name.
-        node_ramp_s_per_root_byte, network_ramp_s_per_root_byte: Of collectives inside a node and between nodes.
         fitted_to: What the shares were fitted to, in words.
     """
 
     gpus: Mapping[str, Mapping[str, float]]
     host_s: Mapping[str, float]
     stacks: Mapping[str, Mapping[str, Any]]
-    node_ramp_s_per_root_byte: float
-    network_ramp_s_per_root_byte: float
     fitted_to: str
 
     def gpu(self, kind: str, precision: Precision) -> GpuRates:
@@ -76,8 +74,8 @@ def make_stack(stacks: Mapping[str, Mapping[str, Any]], name: str, host_s: float
     return Stack(name=name, host_s=host_s, **stated)
 
 
-def machine_of(gpu: Gpu, precision: Precision, stack: str, tiers: Sequence[Tier], rates: StepRates) -> Machine:
-    """One site of `gpu`s joined by `tiers` (as `cost.paths.region_tiers` gives them), running `stack`.
+def machine_of(gpu: Gpu, precision: Precision, stack: str, links: tuple[Group, Constants], rates: StepRates) -> Machine:
+    """One site of `gpu`s running `stack`; `links` = (what joins them, what collectives on it reach).
 
     Raises:
         InfeasibleError: The GPU has no peak in `precision`.
@@ -86,22 +84,15 @@ def machine_of(gpu: Gpu, precision: Precision, stack: str, tiers: Sequence[Tier]
     peaks = gpu.dense_flop_per_s
     if precision not in peaks:
         raise InfeasibleError(f"{gpu.kind} has no {precision} rate", f"precision: {gpu.kind} has {', '.join(peaks) or 'none'}")
-    ramps = [rates.node_ramp_s_per_root_byte, *[rates.network_ramp_s_per_root_byte] * len(tiers)]
+    group, constants = links
     return Machine(
         dense_flop_per_s=peaks[precision],
         dense_16_flop_per_s=peaks["fp32"] if precision == "fp32" else peaks.get("bf16", peaks.get("fp16", peaks[precision])),
         memory_bytes=gpu.memory_bytes,
         memory_rate_bytes_per_s=gpu.memory_bandwidth_bytes_per_s,
-        node_gpus=tiers[0].members if tiers else 1,
-        reaches=tuple(
-            Reach(
-                members=tier.members,
-                rate_bytes_per_s=tier.link.bandwidth_bytes_per_s,
-                latency_s=tier.link.latency_s,
-                ramp_s_per_root_byte=ramp,
-            )
-            for tier, ramp in zip(tiers, ramps, strict=False)
-        ),
+        node_gpus=group[0].members if group else 1,
+        group=group,
+        constants=constants,
         rates=rates.gpu(gpu.kind, precision),
         stack=rates.stack(stack),
     )
@@ -116,7 +107,5 @@ def shipped_rates() -> StepRates:
         gpus=fitted["gpus"],
         host_s=fitted["host_s"],
         stacks=data["stacks"],
-        node_ramp_s_per_root_byte=data["links"]["node_ramp_s_per_root_byte"],
-        network_ramp_s_per_root_byte=data["links"]["network_ramp_s_per_root_byte"],
         fitted_to=fitted["fitted_to"],
     )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from isthmus.cost.machine import Machine
 from isthmus.cost.step_blocks import BlockTimes, block_times, head_s
-from isthmus.cost.step_wires import Group, group_of, send_seconds, wire_s
+from isthmus.cost.step_wires import Ranks, group_of, send_seconds, wire_s
 from isthmus.workload import LayoutMemory, Layouts, ModelShape, Workload, layout_memory
 from isthmus.workload.layout_memory import Floats, blocks_of, expert_blocks_of, stage_parameters, weight_bytes_per_parameter
 
@@ -281,14 +281,14 @@ def _seen(layouts: Layouts, blocks: NDArray[Any], sent: Floats, beside: Floats, 
     return early + last_block + _beyond(np.maximum(0.0, sent / chunks - last_block), window, tax)
 
 
-def _held(workload: Workload, layouts: Layouts, machine: Machine, last: bool) -> list[tuple[Floats, Group]]:
+def _held(workload: Workload, layouts: Layouts, machine: Machine, last: bool) -> list[tuple[Floats, Ranks]]:
     """(parameters, ranks that hold or shard the same ones): outside routed experts, and in them."""
     shared, routed = stage_parameters(workload.shape, layouts, last)
     group = group_of(layouts, "dp", machine.node_gpus)
     found = [(shared, group)]
     if workload.shape.experts:
         ranks = np.maximum(1, group.ranks // layouts.ep)
-        found.append((routed, Group(stride=group.stride * layouts.ep, ranks=ranks)))
+        found.append((routed, Ranks(stride=group.stride * layouts.ep, ranks=ranks)))
     return found
 
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, gcd
+from math import ceil
 
 from isthmus.cost.codecs import CODEC_MEMORY_SHARE, codec_ratio, coding_traffic_bytes, low_rank_share
-from isthmus.cost.collectives import Link, Tier, flat_ring_across_regions_s, hierarchical_all_reduce_s
+from isthmus.cost.collectives_group import Group, GroupLevel, part_of
+from isthmus.cost.collectives_time import seconds_of
 from isthmus.cost.efficiency import BUCKET_WORK
 from isthmus.cost.paths import Wan
 from isthmus.cost.step import (
@@ -17,6 +18,7 @@ from isthmus.cost.step import (
     zero3_wan_bytes,
 )
 from isthmus.cost.timeline import Stage, equal_buckets_exposed_s
+from isthmus.fabric.carriers import NetworkCarrier
 from isthmus.plan import Strategy
 from isthmus.planner.candidates import whole_batch
 from isthmus.planner.setting import Setting
@@ -75,15 +77,13 @@ def cross(setting: Setting, wan: Wan, strategy: Strategy, axes: Axes, compute: C
 
 
 def _flat(setting: Setting, wan: Wan, strategy: Strategy, axes: Axes, compute: Compute) -> Crossing:
-    """tp x pp rings of dp ranks at once, sharing the WAN; their buckets one after another, as NCCL runs
-    them.
-    """
+    """tp x pp of NCCL's rings over dp ranks at once, sharing the WAN; their buckets one after another, as NCCL runs them."""
     ranks, rings = axes.dp * axes.cp, axes.tp * axes.pp
     rate = wan.flat(rings)
     size = setting.parameters * setting.workload.gradient_bytes
-    wire = Link(latency_s=wan.one_way_s, bandwidth_bytes_per_s=rate.rate_bytes_per_s, source="wan")
     count = _bucket_count(setting, strategy, axes)
-    ring = flat_ring_across_regions_s(size / count, setting.regions, ranks / setting.regions, _ring_link(setting), wire)
+    over = (*_replicas(setting, axes), _wan_level(setting, wan, rate.rate_bytes_per_s / rings))
+    ring = seconds_of("all-reduce", size / rings / count, over, setting.constants, ("ring", "simple"))
     seen = _overlapped(count, Stage(before_s=0.0, wire_s=ring, latency_s=0.0, after_s=0.0), compute)
     sent = 2 * (ranks - 1) / ranks * size
 
@@ -103,15 +103,14 @@ def _hierarchical(setting: Setting, wan: Wan, strategy: Strategy, axes: Axes, co
     sent = swap_bytes(_coded_bytes(setting, strategy, ratio), wan.regions)
     wire_s = sent / wan.limit.rate_bytes_per_s
     own = setting.parameters * setting.workload.gradient_bytes / (axes.tp * axes.pp) / count
-    tiers = _replica_tiers(setting, axes)
-    inside = hierarchical_all_reduce_s(own, tiers) / 2 if tiers else 0.0
+    replicas = _replicas(setting, axes)
     encode, decode = _coding_s(setting, strategy, ratio)
     stage = Stage(
-        before_s=inside + encode / count + BUCKET_WORK.value,
+        before_s=seconds_of("reduce-scatter", own, replicas, setting.constants) + encode / count + BUCKET_WORK.value,
         wire_s=wire_s / count,
         # PowerSGD exchanges twice, the second time what depends on the first.
         latency_s=wan.exchange_latency_s * (2 if strategy.codec == "powersgd" else 1),
-        after_s=inside + decode / count,
+        after_s=seconds_of("all-gather", own, replicas, setting.constants) + decode / count,
     )
     seen = _overlapped(count, stage, compute)
 
@@ -151,7 +150,7 @@ def fragment_stage(setting: Setting, wan: Wan, strategy: Strategy) -> Stage:
     """One fragment of an outer sync alone: coded, shards out, decoded, all-gather in the region. Ranks of a region are equal."""
     pieces, ratio = strategy.fragments, codec_ratio(strategy.codec)
     sent = swap_bytes(_coded_bytes(setting, strategy, ratio), wan.regions) / pieces
-    inside = hierarchical_all_reduce_s(4.0 * setting.parameters / pieces, setting.tiers) / 2 if setting.tiers else 0.0
+    inside = seconds_of("all-gather", 4.0 * setting.parameters / pieces, setting.group, setting.constants)
     encode, decode = _coding_s(setting, strategy, ratio)
     return Stage(
         before_s=encode / pieces,
@@ -289,25 +288,14 @@ def _activation_bytes(setting: Setting, strategy: Strategy) -> float:
     return setting.workload.shape.hidden * (plain if strategy.codec == "none" else 4 * codec_ratio(strategy.codec))
 
 
-def _replica_tiers(setting: Setting, axes: Axes) -> list[Tier]:
-    """The region's tiers as data parallelism sees them: model parallelism takes the innermost members
-    first.
-    """
-    taken, tiers = axes.tp * axes.pp, list[Tier]()
-    for tier in setting.tiers:
-        part = gcd(taken, tier.members)
-        taken //= part
-        if tier.members > part:
-            tiers.append(Tier(members=tier.members // part, link=tier.link))
-    return tiers
+def _replicas(setting: Setting, axes: Axes) -> Group:
+    """One region's ranks of a data-parallel group; model parallelism takes the innermost ranks."""
+    model = axes.tp * axes.pp
+    return part_of(setting.group, model, max(1, min(setting.region_gpus) // model))
 
 
-def _ring_link(setting: Setting) -> Link:
-    """The slowest tier as a ring over whole members meets it: all rails of the member together."""
-    below, slowest = 1, Link(latency_s=0.0, bandwidth_bytes_per_s=float("inf"), source="no tier")
-    for tier in setting.tiers:
-        rate = tier.link.bandwidth_bytes_per_s * below
-        if rate < slowest.bandwidth_bytes_per_s:
-            slowest = Link(latency_s=tier.link.latency_s, bandwidth_bytes_per_s=rate, source=tier.link.source)
-        below *= tier.members
-    return slowest
+def _wan_level(setting: Setting, wan: Wan, payload_bytes_per_s: float) -> GroupLevel:
+    """Regions as the outermost level of a collective that is blind to them."""
+    carrier: NetworkCarrier = "wan-rdma" if wan.rdma else "wan-tcp"
+    line = payload_bytes_per_s / setting.constants.carriers[carrier].sustained
+    return GroupLevel(carrier=carrier, members=wan.regions, rate_bytes_per_s=line, latency_s=wan.one_way_s)

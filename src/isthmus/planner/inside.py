@@ -1,24 +1,25 @@
 """Communication inside the regions that a layout asks for: what it takes beside the compute."""
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from isthmus.cost.collectives import Tier
+from isthmus.cost.collectives_group import part_of
+from isthmus.cost.collectives_time import seconds_of
 from isthmus.cost.efficiency import BLOCKING_IN_MFU
+from isthmus.cost.step_wires import neighbours
 from isthmus.planner.candidates import whole_batch
 from isthmus.planner.setting import Setting
 from isthmus.workload import Axes, Traffic, sent_bytes, traffic
 
-__all__ = ["InRegion", "group_rate", "in_region", "in_region_traffic", "steady_s"]
+__all__ = ["InRegion", "in_region", "in_region_traffic", "steady_s"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InRegion:
-    """Wire seconds a step of the busiest rank inside its region.
+    """Seconds a step of the busiest rank's collectives inside its region.
 
     Attributes:
-        beside_s: Of what other work can hide, on the tier that takes longest.
+        beside_s: Of what other work can hide, on the links that take longest.
         blocking_s: Of what nothing hides, one after another.
         sent_bytes: Both, out of one GPU.
         axis: The axis with most seconds; empty where nothing is sent.
@@ -42,26 +43,31 @@ def steady_s(busy_s: float, wires: InRegion) -> float:
 
 
 def in_region(setting: Setting, axes: Axes, spread: bool) -> InRegion:
-    """Seconds of every collective of the layout: bytes sent / rate of the slowest tier that its group crosses.
+    """Seconds of every collective of the layout, each as `collectives_time` has it on the part of the region it takes.
 
     Model parallelism is innermost: tp ranks are neighbours, then pp, then dp. `spread`: one copy of the state
     over all regions (their WAN part is `crossing`'s), else ZeRO and dp stay inside a region.
     """
-    beside: defaultdict[int, float] = defaultdict(float)
+    beside: defaultdict[str, float] = defaultdict(float)
     by_axis: defaultdict[str, float] = defaultdict(float)
     strides = {"tp": 1, "cp": axes.tp, "pp": axes.tp * axes.cp, "dp": axes.tp * axes.cp * axes.pp}
     strides["ep"] = strides["dp"]
     blocking = sent = 0.0
     for item in in_region_traffic(setting, axes, spread):
         ranks = axes.pp if item.axis == "pp" else item.group
-        tier, rate = group_rate(setting.tiers, strides[item.axis], ranks, ring=item.op != "all-to-all")
-        size = sent_bytes(item)
-        sent += size
-        by_axis[item.axis] += size / rate
-        if item.overlappable:
-            beside[tier] += size / rate
+        part = part_of(setting.group, strides[item.axis], ranks)
+        sent += sent_bytes(item)
+        if not part:
+            continue
+        if item.op == "send":
+            one = seconds_of("send-recv", item.bytes_per_op, neighbours(part), setting.constants)
         else:
-            blocking += size / rate
+            one = seconds_of(item.op, item.bytes_per_op, part, setting.constants)
+        by_axis[item.axis] += one * item.ops_per_step
+        if item.overlappable:
+            beside[part[-1].carrier] += one * item.ops_per_step
+        else:
+            blocking += one * item.ops_per_step
     axis = max(by_axis, key=lambda each: by_axis[each]) if by_axis else ""
     return InRegion(beside_s=max(beside.values(), default=0.0), blocking_s=blocking, sent_bytes=sent, axis=axis)
 
@@ -74,21 +80,3 @@ def in_region_traffic(setting: Setting, axes: Axes, spread: bool) -> tuple[Traff
     dp = min(setting.region_gpus) // (axes.tp * axes.pp * axes.cp)
     share = replace(batch, sequences_per_step=batch.sequences_per_step // axes.dp * dp)
     return traffic(share, replace(axes, dp=dp))
-
-
-def group_rate(tiers: Sequence[Tier], stride: int, ranks: int, ring: bool) -> tuple[int, float]:
-    """(slowest tier crossed, bytes/s of one rank) of `ranks` ranks every `stride`-th GPU; all such groups at once.
-
-    A tier's link is one GPU's rail. A ring enters and leaves a member once, so its g ranks in the member drive
-    g rails together: g B. In an all-to-all each rank has its own rail, for the (n - g)/(n - 1) of what it
-    sends that leave the member. Infinite where no tier is crossed.
-    """
-    below, slowest = 1, (0, float("inf"))
-    for index, tier in enumerate(tiers):
-        if stride < below * tier.members and stride * ranks > below:
-            inside = min(ranks, max(1, below // stride))
-            rate = tier.link.bandwidth_bytes_per_s
-            rate = rate * inside if ring else rate * (ranks - 1) / max(1, ranks - inside)
-            slowest = min(slowest, (index, rate), key=lambda each: each[1])
-        below *= tier.members
-    return slowest

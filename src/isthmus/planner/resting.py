@@ -1,7 +1,7 @@
 """The numbers that a plan rests on and its reader did not see computed, each with its source."""
 
 from isthmus.cost.codecs import CODEC_MEMORY_SHARE
-from isthmus.cost.collectives_constants import Constants
+from isthmus.cost.collectives_group import class_of
 from isthmus.cost.efficiency import (
     BACKWARD_FRACTION,
     BLOCKING_IN_MFU,
@@ -9,17 +9,12 @@ from isthmus.cost.efficiency import (
     MEMORY_RESERVE,
     NCCL_BUFFER,
     NCCL_CHANNELS,
-    NETWORK_EFFICIENCY,
-    NVLINK_EFFICIENCY,
     OUTER_STATE,
-    PCIE_EFFICIENCY,
     RDMA_PAYLOAD,
     TCP_WINDOW,
 )
-from isthmus.cost.paths import Wan, level_carriers
-from isthmus.fabric import levels
+from isthmus.cost.paths import Wan
 from isthmus.fabric.carriers import Carrier
-from isthmus.fabric.model import LevelName
 from isthmus.plan import Assumption
 from isthmus.planner.setting import Setting
 from isthmus.planner.words import counted
@@ -42,7 +37,7 @@ def assumptions(setting: Setting, tolerance: float) -> list[Assumption]:
         ),
         *_step_assumptions(setting),
         MEMORY_RESERVE,
-        *_tier_assumptions(setting),
+        *_link_assumptions(setting),
     ]
     if setting.wan is None:
         return found
@@ -72,29 +67,25 @@ def _step_assumptions(setting: Setting) -> list[Assumption]:
     return [*(Assumption(name=name, value=value, unit="", source=rates.source) for name, value in shares), host]
 
 
-def _tier_assumptions(setting: Setting) -> list[Assumption]:
-    """Efficiencies of the tiers that the regions have; none for single GPUs."""
-    names = {level.name for level in levels(setting.fabric)}
-    found = [BLOCKING_IN_MFU] if names - {"wan"} and setting.mfu is not None else []
-    if setting.constants is not None:
-        return found + _calibrated(setting, setting.constants)
-    found += [NVLINK_EFFICIENCY] if "nvlink" in names else []
-    found += [PCIE_EFFICIENCY] if "pcie" in names else []
-    return found + ([NETWORK_EFFICIENCY] if names & {"node", "region"} else [])
-
-
-def _calibrated(setting: Setting, constants: Constants) -> list[Assumption]:
-    names: list[LevelName] = [level.name for level in levels(setting.fabric) if level.name != "wan"]
-    carriers: list[Carrier] = [carrier for name in names for carrier in level_carriers(setting.fabric, name)]
-    return [
-        Assumption(
-            name=f"{carrier}, share of line rate",
-            value=constants.carriers[carrier].sustained,
-            unit="",
-            source="the calibration given, over isthmus's fit to public measurements (cost/collectives.yaml)",
-        )
-        for carrier in dict.fromkeys(carriers)
-    ]
+def _link_assumptions(setting: Setting) -> list[Assumption]:
+    """What collectives inside a region reach of each class of link; none for single GPUs."""
+    if not setting.group:
+        return []
+    known = setting.constants
+    source = "isthmus's fit to public measurements (cost/collectives.yaml)"
+    if setting.calibrated:
+        source = f"the calibration given, over {source}"
+    if class_of(setting.group) not in known.classes and class_of(setting.group) not in known.own:
+        source += f"; no system of class {class_of(setting.group)} was measured"
+    found = [BLOCKING_IN_MFU] if setting.mfu is not None else []
+    carriers: list[Carrier] = [level.carrier for level in setting.group]
+    for carrier in dict.fromkeys(carriers):
+        own = known.carriers[carrier]
+        found.append(Assumption(name=f"{carrier}, share of line rate in a ring", value=own.sustained, unit="", source=source))
+        if own.switch_sustained and any(level.adds and level.carrier == carrier for level in setting.group):
+            name = f"{carrier}, share of line rate where the switch adds"
+            found.append(Assumption(name=name, value=own.switch_sustained, unit="", source=source))
+    return found
 
 
 def _wan_assumptions(wan: Wan) -> list[Assumption]:

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 
 from isthmus.cost.codecs import Matrices
-from isthmus.cost.collectives import Tier
-from isthmus.cost.collectives_constants import Constants
+from isthmus.cost.collectives_constants import Constants, default_constants
+from isthmus.cost.collectives_group import Group, sites_group
 from isthmus.cost.efficiency import MEMORY_RESERVE
 from isthmus.cost.machine import Machine
-from isthmus.cost.paths import Wan, region_tiers, wan_pipe
+from isthmus.cost.paths import Wan, wan_pipe
 from isthmus.cost.step_rates import machine_of, shipped_rates
 from isthmus.errors import InfeasibleError
 from isthmus.fabric import Fabric
@@ -35,9 +35,9 @@ class Setting:
         machine: One region as the step model sees it: the slowest GPU, the least memory.
         parameters: Trained parameters.
         matrices: Those that are matrices, by shape: what low-rank codecs see.
-        tiers: Inside a region.
+        group: One region's GPUs and the links between them.
         wan: Between regions; None for one region.
-        constants: Of a calibration by the fabric's own measurements; None where there is none.
+        constants: What collectives on these links reach: of a calibration, else those that isthmus ships.
     """
 
     fabric: Fabric
@@ -52,14 +52,19 @@ class Setting:
     machine: Machine
     parameters: int
     matrices: tuple[Matrices, ...]
-    tiers: tuple[Tier, ...]
+    group: Group
     wan: Wan | None
-    constants: Constants | None = None
+    constants: Constants
 
     @property
     def regions(self) -> int:
         """Number of regions."""
         return len(self.region_gpus)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the fabric's own measurements moved the constants."""
+        return self.constants is not default_constants()
 
     @property
     def usable_memory_bytes(self) -> float:
@@ -90,7 +95,9 @@ def make_setting(fabric: Fabric, workload: Workload, constants: Constants | None
                 f"precision: {group.gpu.kind} has {known}",
             )
     slowest = min((group.gpu for group in groups), key=lambda each: each.dense_flop_per_s[workload.precision])
-    memory_bytes, tiers = min(group.gpu.memory_bytes for group in groups), region_tiers(fabric, constants)
+    memory_bytes = min(group.gpu.memory_bytes for group in groups)
+    known = constants or default_constants()
+    site = sites_group(fabric, known)
     memory_rate = min(group.gpu.memory_bandwidth_bytes_per_s for group in groups)
     return Setting(
         fabric=fabric,
@@ -103,14 +110,14 @@ def make_setting(fabric: Fabric, workload: Workload, constants: Constants | None
         dense_flop_per_s=slowest.dense_flop_per_s[workload.precision],
         mfu=workload.mfu,
         machine=replace(
-            machine_of(slowest, workload.precision, STACK, tiers, shipped_rates()),
+            machine_of(slowest, workload.precision, STACK, (site, known), shipped_rates()),
             memory_bytes=memory_bytes - MEMORY_RESERVE.value,
             memory_rate_bytes_per_s=memory_rate,
             node_gpus=min(min(group.gpus, group.in_node.domain) for group in groups),
         ),
         parameters=parameter_count(workload.shape) + mtp_parameter_count(workload.shape),
         matrices=tuple(Matrices(rows=rows, columns=width, count=count) for rows, width, count in weight_matrices(workload.shape)),
-        tiers=tiers,
+        group=site,
         wan=wan_pipe(fabric),
-        constants=constants,
+        constants=known,
     )

@@ -40,6 +40,7 @@ class FabricMap:
         wan: By ordered pair of regions, the links of the quickest way and its one-way latency in seconds.
         latency_s: By level name of `fabric.levels`.
         flow_limit_bytes_per_s: By ordered pair of regions, what one pair of GPUs carries over the WAN at most.
+        carriage: What the caller told of links.
     """
 
     fabric: Fabric
@@ -66,6 +67,7 @@ class FabricMap:
     wan: dict[tuple[int, int], tuple[tuple[int, ...], float]]
     latency_s: dict[str, float]
     flow_limit_bytes_per_s: dict[tuple[int, int], float]
+    carriage: Carriage
 
     @property
     def gpus(self) -> int:
@@ -136,7 +138,8 @@ def map_fabric(fabric: Fabric, carriage: Carriage | None = None, routing: Routin
         switches=tuple(switches),
         wan_cables=wan,
         wan=_quickest(fabric, wan, capacity),
-        latency_s={level.name: level.latency_s for level in levels(fabric)},
+        latency_s={level.name: level.latency_s for level in levels(fabric)} | carriage.hop_s,
+        carriage=carriage,
         flow_limit_bytes_per_s=limits | {(b, a): rate for (a, b), rate in limits.items()},
         **joined,
     )

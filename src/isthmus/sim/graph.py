@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -29,6 +29,10 @@ class Shares:
     network: float = 1.0
 
 
+def _at_once(_collective: str, _size_bytes: float, _inside: int, _nodes: int, _algorithm: str) -> float:
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carriage:
     """What links carry of their line rate, told by the caller: this room and `cost` know nothing of each other.
@@ -38,11 +42,17 @@ class Carriage:
         wan: Of the rate of the links between regions (headers).
         wan_flow_bytes_per_s: By pair of regions, the most that the streams of one pair of GPUs carry over the WAN: windows
             and loss. Pairs that are not named have no limit of their own.
+        hop_s: By level name of `fabric.levels`, what one message takes beside its bytes; NCCL's constants where not named.
+        pairwise: Of what a link carries in rings, what it carries of an all-to-all inside a region.
+        start_s: Seconds before the first byte of a collective: (collective, bytes, GPUs of a node, nodes, algorithm).
     """
 
     regions: dict[str, Shares] = field(default_factory=dict[str, Shares])
     wan: float = 1.0
     wan_flow_bytes_per_s: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+    hop_s: dict[str, float] = field(default_factory=dict[str, float])
+    pairwise: float = 1.0
+    start_s: Callable[[str, float, int, int, str], float] = _at_once
 
     def of(self, region: str) -> Shares:
         """The shares of `region`."""

@@ -1,4 +1,4 @@
-"""Collectives as phases of streams. Sizes are the whole buffer, as `isthmus.cost.collectives` counts them."""
+"""Collectives as phases of streams. Sizes are the whole buffer, as nccl-tests counts them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -83,10 +83,25 @@ def _rings(chart: FabricMap, name: str, orders: Sequence[Ints], message_bytes: N
 
 
 def _ring(chart: FabricMap, asked: Collective) -> list[Phase]:
-    orders = channel_orders(chart, inner_groups(chart, asked.ranks))
+    groups = inner_groups(chart, asked.ranks)
+    orders = channel_orders(chart, groups)
     ranks = len(asked.ranks)
     name = f"{len(orders)} ring{'s' if len(orders) > 1 else ''} of {ranks}"
-    return [_rings(chart, name, orders, asked.size_bytes / len(orders) / ranks, _laps(asked.kind) * (ranks - 1), asked.seed)]
+    rounds = _laps(asked.kind) * (ranks - 1)
+    phase = _rings(chart, name, orders, asked.size_bytes / len(orders) / ranks, rounds, asked.seed)
+    return [_started(chart, phase, (asked.kind, asked.size_bytes), groups, "ring")]
+
+
+def _called(chart: FabricMap, phase: Phase, asked: Collective, algorithm: str) -> Phase:
+    """`phase` after what the call takes where chunks are played one by one, so that filling their pipeline is played too."""
+    groups = inner_groups(chart, asked.ranks)
+    return _started(chart, phase, (asked.kind, 0.0), groups, algorithm)
+
+
+def _started(chart: FabricMap, phase: Phase, what: tuple[str, float], groups: Sequence[Ints], algorithm: str) -> Phase:
+    """`phase` after what a collective `what` = (kind, bytes) over the nodes `groups` takes before its first byte."""
+    kind, size = what
+    return replace(phase, start_s=chart.carriage.start_s(kind, size, max(map(len, groups)), len(groups), algorithm))
 
 
 def _hierarchical(chart: FabricMap, asked: Collective) -> list[Phase]:
@@ -99,11 +114,20 @@ def _hierarchical(chart: FabricMap, asked: Collective) -> list[Phase]:
     rails = np.stack(groups)  # [node, rail]
     regions = [rails[chart.region[rails[:, 0]] == region] for region in np.unique(chart.region[rails[:, 0]])]
     shard = asked.size_bytes / members
+
+    def near(kind: str) -> Phase:
+        phase = _rings(chart, f"{kind} in the node", orders, each, members - 1, asked.seed)
+        return _started(chart, phase, (kind, asked.size_bytes), groups[:1], "ring")
+
+    def far(kind: str, laps: int = 1) -> Phase:
+        phase = _rings(chart, f"{kind} on the rails", columns, sizes, laps * rounds, asked.seed)
+        return _started(chart, phase, (kind, shard), [group[:1] for group in long_[0]], "ring")
+
     inward: list[Phase] = []
     outward: list[Phase] = []
     if members > 1:
-        inward.append(_rings(chart, "reduce-scatter in the node", orders, each, members - 1, asked.seed))
-        outward.append(_rings(chart, "all-gather in the node", orders, each, members - 1, asked.seed))
+        inward.append(near("reduce-scatter"))
+        outward.append(near("all-gather"))
     middle: list[Phase] = []
     long_ = [nodes for nodes in regions if len(nodes) > 1]
     columns = [nodes[:, rail] for nodes in long_ for rail in range(members)]
@@ -112,12 +136,10 @@ def _hierarchical(chart: FabricMap, asked: Collective) -> list[Phase]:
     if columns and len({len(column) for column in columns}) > 1:
         raise InfeasibleError("regions of unequal size have no common rounds", "nodes of a region")
     if len(regions) == 1 and columns:
-        laps = _laps(asked.kind)
-        word = {"all-reduce": "all-reduce", "reduce-scatter": "reduce-scatter", "all-gather": "all-gather"}[asked.kind]
-        middle.append(_rings(chart, f"{word} on the rails", columns, sizes, laps * rounds, asked.seed))
+        middle.append(far(asked.kind, _laps(asked.kind)))
     elif columns:
-        inward.append(_rings(chart, "reduce-scatter on the rails", columns, sizes, rounds, asked.seed))
-        outward.insert(0, _rings(chart, "all-gather on the rails", columns, sizes, rounds, asked.seed))
+        inward.append(far("reduce-scatter"))
+        outward.insert(0, far("all-gather"))
     if len(regions) > 1:
         middle = _exchange(chart, asked, [nodes.ravel() for nodes in regions])
     kept = {"all-reduce": (True, True), "reduce-scatter": (True, False), "all-gather": (False, True)}[asked.kind]
@@ -170,7 +192,8 @@ def _broadcast(chart: FabricMap, asked: Collective) -> list[Phase]:
         begin += len(order) - 1
     ends = np.concatenate([order[:-1] for order in orders]), np.concatenate([order[1:] for order in orders])
     name = f"chain of {len(asked.ranks)} in {chunks} chunks"
-    return [phase_of(name, route(chart, *ends, asked.seed), ends, part / chunks, chunks, np.concatenate(needs))]
+    phase = phase_of(name, route(chart, *ends, asked.seed), ends, part / chunks, chunks, np.concatenate(needs))
+    return [_called(chart, phase, asked, "ring")]
 
 
 def _rooted(chart: FabricMap, asked: Collective) -> list[Ints]:
@@ -195,7 +218,8 @@ def _tree(chart: FabricMap, asked: Collective) -> list[Phase]:
     ends = np.array(source), np.array(target)
     name = f"{2 * len(orders)} trees over {len(groups)} node{'s' if len(groups) > 1 else ''} in {chunks} chunks"
     waits = np.array(needs, dtype=np.int64).reshape(-1, 3)
-    return [phase_of(name, route(chart, *ends, asked.seed), ends, part / chunks, chunks, waits)]
+    phase = phase_of(name, route(chart, *ends, asked.seed), ends, part / chunks, chunks, waits)
+    return [_called(chart, phase, asked, "tree")]
 
 
 def _one_tree(
@@ -241,7 +265,14 @@ def _burst(chart: FabricMap, asked: Collective) -> list[Phase]:
     source = asked.ranks[place]
     target = asked.ranks[(place + np.tile(np.arange(1, ranks), ranks)) % ranks]
     routes = route(chart, source, target, asked.seed)
-    return [phase_of(f"{len(source):,} flows at once", routes, (source, target), asked.size_bytes / ranks)]
+    phase = phase_of(f"{len(source):,} flows at once", routes, (source, target), asked.size_bytes / ranks)
+    phase = _started(chart, phase, (asked.kind, asked.size_bytes), inner_groups(chart, asked.ranks), "pairwise")
+    return [replace(phase, share=_pairwise(chart, asked))]
+
+
+def _pairwise(chart: FabricMap, asked: Collective) -> float:
+    """What of the links pairwise sends reach; all of it where regions take part, whose WAN binds and is not NCCL's."""
+    return 1.0 if len(np.unique(chart.region[asked.ranks])) > 1 else chart.carriage.pairwise
 
 
 def _shift(chart: FabricMap, asked: Collective) -> list[Phase]:
@@ -257,5 +288,6 @@ def _shift(chart: FabricMap, asked: Collective) -> list[Phase]:
             target = np.roll(np.roll(groups, -k, axis=0), -j, axis=1)
             ends = groups.ravel(), target.ravel()
             routes = route(chart, *ends, asked.seed)
-            phases.append(phase_of(f"shift by {k} nodes, {j} GPUs", routes, ends, asked.size_bytes / len(asked.ranks)))
+            phase = phase_of(f"shift by {k} nodes, {j} GPUs", routes, ends, asked.size_bytes / len(asked.ranks))
+            phases.append(replace(phase, share=_pairwise(chart, asked)))
     return phases

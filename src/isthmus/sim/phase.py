@@ -31,6 +31,8 @@ class Phase:
             them where `lag` is `ALL`).
         forever: Streams of other jobs, which never end and which nobody waits for.
         source, target: Ranks, -1 where a stream is a pause.
+        start_s: Before the first byte of any stream.
+        share: Of the capacity of links, what streams of this kind reach.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Phase:
     forever: NDArray[np.bool_]
     source: Ints
     target: Ints
+    start_s: float = 0.0
+    share: float = 1.0
 
     @property
     def streams(self) -> int:

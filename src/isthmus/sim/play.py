@@ -20,7 +20,7 @@ class PhasePlayed:
 
     Attributes:
         phase: What was played.
-        seconds: From its start until its last message has arrived; other jobs do not count.
+        seconds: From its start, `Phase.start_s` included, until its last message has arrived; other jobs do not count.
         begin_s, finish_s: Of every stream, from the start of the phase.
         sent_bytes: By every stream, summed over the intervals played.
         carried_bytes: By link: of this phase's streams, and of other jobs' beside them.
@@ -57,10 +57,10 @@ def play_phase(phase: Phase, capacity: Numbers, fold: bool = True, batch: float 
     Raises:
         InfeasibleError: The phase never ends.
     """
-    problem = fold_phase(phase, capacity, fold)
+    problem = fold_phase(phase, capacity * phase.share, fold)
     rates = _constant_rates(problem)
     played = play_problem(problem, batch) if rates is None else _rounds(problem, rates)
-    begin, finish = played.begin_s[problem.stream_class], played.finish_s[problem.stream_class]
+    begin, finish = (phase.start_s + each[problem.stream_class] for each in (played.begin_s, played.finish_s))
     sent = played.sent_bytes[problem.stream_class]
     own = ~phase.forever
     seconds = float(finish[own].max(initial=0.0))
