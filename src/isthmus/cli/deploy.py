@@ -19,6 +19,8 @@ isthmus deploy --sites-template fabric.yaml > sites.yaml                     # f
 
 isthmus deploy plan.yaml --sites sites.yaml --to torchrun -o bundle -- train.py --steps 10000
 
+isthmus deploy plan.yaml --sites sites.yaml --to network -o network      # switches, adapters, TCP, clocks
+
 isthmus deploy --check bundle
 """
 
@@ -76,10 +78,10 @@ def _write(request: "Request | FabricRequest", to: str, output: Path, *, force: 
     from isthmus.deploy.checks import check_request
     from isthmus.deploy.folder import write_bundle
     from isthmus.deploy.request import Request
-    from isthmus.deploy.targets import check_bundle, make_bundle
+    from isthmus.deploy.targets import check_bundle, make_bundle, target
 
     if isinstance(request, Request):
-        _stop_at_errors(check_request(request))
+        _stop_at_errors(check_request(request, starts=target(to).script))
     paths = write_bundle(make_bundle(to, request), output, force=force)
     found = check_bundle(output)
     _say(found, sys.stderr)

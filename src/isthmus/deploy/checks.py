@@ -17,8 +17,10 @@ from isthmus.runtime.runnable import SURVIVING, require_plan
 __all__ = ["check_request", "needs_keys"]
 
 
-def check_request(request: Request) -> list[Finding]:
-    """Everything that contradicts, errors first."""
+def check_request(request: Request, *, starts: bool = True) -> list[Finding]:
+    """Everything that contradicts, errors first; of what does not start a run only whether plan and sites are of one fabric."""
+    if not starts:
+        return list(_plan_of_another_fabric(request))
     found = [*_plan_of_another_fabric(request), *_not_runnable(request), *_coordinator(request), *_certificates(request)]
     return sorted(found, key=lambda finding: finding.severity)
 

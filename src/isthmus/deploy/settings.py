@@ -5,13 +5,13 @@ Pure: a plan, a region and its entry in sites.yaml go in, settings with their re
 
 from dataclasses import dataclass
 
+from isthmus.deploy.marks import MARKS
 from isthmus.deploy.sites import Site
 from isthmus.plan import Plan
 
 __all__ = ["Setting", "as_shell", "settings_for"]
 
 _NCCL_DOCS = "NVIDIA, NCCL documentation, Environment Variables"
-_ROCE_TC = 106
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ def _roce(site: Site) -> list[Setting]:
     found = [
         Setting(
             "NCCL_IB_TC",
-            str(_ROCE_TC),
-            "DSCP 26 with ECN on: by default packets go in class 0, for which the switches mark and pause nothing",
-            f"{_NCCL_DOCS}; DSCP 26 is the RoCE class of NVIDIA's and SONiC-style switch profiles: make it yours",
+            str(MARKS.traffic_class),
+            f"DSCP {MARKS.data_dscp} with ECN on: by default packets go in class 0, where switches mark and pause nothing",
+            f"{_NCCL_DOCS}; the class to which `isthmus deploy --to network` sets switches and adapters",
         )
     ]
     if network.shape in {"clos-2", "clos-3", "dragonfly+"}:

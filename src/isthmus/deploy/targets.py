@@ -36,15 +36,18 @@ class Target:
         module: Where its `pieces` and `check` are.
         summary: For --help and errors.
         takes: A plan (with sites and a script), or a fabric.
+        script: It starts one, so one must be given.
     """
 
     module: str
     summary: str
     takes: Literal["plan", "fabric"] = "plan"
+    script: bool = True
 
 
 TARGETS: dict[str, Target] = {
     "torchrun": Target("isthmus.deploy.torchrun", "a script to start on every node, for those without a scheduler"),
+    "network": Target("isthmus.deploy.network", "switches, adapters, TCP between regions, clocks", script=False),
 }
 
 
@@ -60,7 +63,7 @@ def make_bundle(name: str, request: Request | FabricRequest) -> Bundle:
     pieces: Callable[[Any], tuple[Piece, ...]] = import_module(target(name).module).pieces
     if isinstance(request, FabricRequest):
         return Bundle(name, (*pieces(request), Piece("fabric.yaml", read_text(request.fabric_path))))
-    if not request.script:
+    if target(name).script and not request.script:
         raise InputError("isthmus deploy", "no training script given", f"isthmus deploy plan.yaml ... --to {name} -- train.py")
     sites = request.sites
     copies = (
@@ -94,7 +97,7 @@ def check_bundle(folder: Path) -> list[Finding]:
         found += check(folder, FabricRequest(fabric=read_fabric(place), fabric_path=place))
     else:
         request = _request_of(folder, manifest.made_from)
-        found += check_request(request) + check(folder, request)
+        found += check_request(request, starts=target(manifest.target).script) + check(folder, request)
     return sorted(found, key=lambda finding: finding.severity)
 
 
