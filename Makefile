@@ -63,9 +63,9 @@ bench-layouts: $(STAMP)
 quality: $(STAMP)
 	$(BIN)/python benchmarks/quality.py
 
-## make prediction  predicted against measured step times in the wind tunnel on three unlike fabrics (about 20 minutes)
+## make prediction  predicted against measured steps in the wind tunnel, three unlike fabrics, cell by cell (FABRIC=metro STRATEGY=int4; SHOW=1)
 prediction: $(STAMP)
-	$(BIN)/python benchmarks/prediction.py
+	$(BIN)/python benchmarks/prediction.py $(if $(filter file,$(origin FABRIC)),,--fabric $(FABRIC)) $(if $(STRATEGY),--strategy $(STRATEGY)) $(if $(SHOW),--show)
 
 ## make bench-peers  torchft, hivemind and isthmus beside each other (own environments in build/peers; about 25 minutes)
 bench-peers: $(STAMP)

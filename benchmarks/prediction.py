@@ -1,19 +1,23 @@
 """C6: predicted against measured step time in the wind tunnel, every strategy on three fabrics that differ in kind.
 
-    make prediction                                        # about 20 minutes
-    python benchmarks/prediction.py --only carrier         # one fabric
+    make prediction                                        # whatever is not measured yet; about 40 minutes in all
+    make prediction FABRIC=carrier STRATEGY=flat,int4      # these cells anew, each in a trial of about two minutes
+    make prediction SHOW=1                                 # the table of what there is
 
+Cells are kept in build/prediction.json as each trial ends, so the benchmark can be stopped and taken up again.
 Each fabric is examples/shenzhen-shanghai.yaml with another line between its regions, tried as `isthmus try` does it: compute
 is measured with the WAN off, the predictions are written, and only then the strategies run; a step time is the median of three
 on-blocks. What counts is predicted / measured. The ratios that decide how a strategy fares (transfer / compute and RTT /
 compute) must span 5x and 3x over the fabrics, or the benchmark says that it proves nothing.
 
-Exit 0 when every ratio is within 10% on every fabric, else 1.
+Exit 0 when every cell is measured and within 10%, else 1.
 """
 
 import argparse
 import json
+import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,72 +55,142 @@ def fabric_file(name: str, folder: Path) -> Path:
     return path
 
 
-def tried(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One trial, and its results document."""
-    options.output.mkdir(parents=True, exist_ok=True)
+Cell = dict[str, Any]
+"""What one trial found of one strategy on one fabric."""
+
+
+def tried(name: str, strategies: tuple[str, ...], options: argparse.Namespace) -> list[Cell]:
+    """One trial of `strategies` on the fabric called `name`."""
+    folder = options.output / name
+    folder.mkdir(parents=True, exist_ok=True)
     request = TrialRequest(
         fabric=fabric_file(name, options.output),
         workload=str(HERE / "examples" / "workloads" / "llama-3-8b-256k.yaml"),
-        strategies=tuple(options.strategies.split(",")),
+        strategies=strategies,
         minutes=options.minutes,
         rate=None,
         rtt=None,
         script=None,
         faults=(),
-        output=options.output / name,
+        output=folder / "-".join(strategies),
         seed=options.seed,
     )
-    return run_trial(request)
-
-
-def rows(name: str, results: dict[str, Any]) -> list[tuple[str, str, float, float, float]]:
-    """(fabric, strategy, predicted s, measured s, ratio)."""
+    results = run_trial(request)
+    ratios = {key: each["achieved"] for key, each in results["tunnel"]["similitude"].items()}
     return [
-        (name, each["name"], each["predicted"]["step_s"], each["measured"]["step_s"], each["ratio"])
+        {
+            "fabric": name,
+            "strategy": each["name"],
+            "predicted_s": each["predicted"]["step_s"],
+            "measured_s": each["measured"]["step_s"],
+            "ratio": each["ratio"],
+            "transfer_over_compute": ratios["transfer_over_compute"],
+            "rtt_over_compute": ratios["rtt_over_compute"],
+            "made": results["made"],
+            "load": os.getloadavg()[0],
+        }
         for each in results["strategies"]
+        if each["measured"]
     ]
 
 
-def span(found: dict[str, dict[str, Any]], ratio: str) -> float:
+def kept(path: Path) -> list[Cell]:
+    """Cells of earlier calls."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
+def keep(path: Path, cells: list[Cell], fresh: list[Cell]) -> list[Cell]:
+    """`fresh` in place of older cells of the same name, written at once."""
+    names = {(each["fabric"], each["strategy"]) for each in fresh}
+    merged = [each for each in cells if (each["fabric"], each["strategy"]) not in names] + fresh
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(merged, indent=1), encoding="utf-8")
+    partial.replace(path)
+    return merged
+
+
+def chunks(options: argparse.Namespace, cells: list[Cell]) -> list[tuple[str, tuple[str, ...]]]:
+    """(fabric, strategies) of every trial to run: those named, or whatever is not there yet."""
+    there = {(each["fabric"], each["strategy"]) for each in cells}
+    named = bool(options.fabric or options.strategy)
+    found: list[tuple[str, tuple[str, ...]]] = []
+    for fabric in options.fabric or list(FABRICS):
+        wanted = [name for name in options.strategy or STRATEGIES if named or (fabric, name) not in there]
+        found += [(fabric, tuple(wanted[at : at + options.chunk])) for at in range(0, len(wanted), options.chunk)]
+    return found
+
+
+def span(cells: list[Cell], ratio: str) -> float:
     """Largest over smallest of a similitude ratio, as achieved."""
-    values = [results["tunnel"]["similitude"][ratio]["achieved"] for results in found.values()]
-    return max(values) / min(values)
+    return max(each[ratio] for each in cells) / min(each[ratio] for each in cells)
 
 
-def main() -> None:
+def show(cells: list[Cell]) -> None:
+    """The table, in the order of fabrics and strategies."""
+    print(f"{'fabric':8} {'strategy':14} {'predicted':>10} {'measured':>10} {'ratio':>6}  transfer / compute  RTT / compute")
+    by_name = {(each["fabric"], each["strategy"]): each for each in cells}
+    for name in ((fabric, strategy) for fabric in FABRICS for strategy in STRATEGIES):
+        each = by_name.get(name)
+        if each is None:
+            print(f"{name[0]:8} {name[1]:14} not measured yet")
+            continue
+        times = f"{each['predicted_s'] * 1e3:7.0f} ms {each['measured_s'] * 1e3:7.0f} ms {each['ratio']:6.2f}"
+        print(
+            f"{name[0]:8} {name[1]:14} {times}  {each['transfer_over_compute']:18.3g}  {each['rtt_over_compute']:13.3g}"
+            f"{'  more than 10% off' if abs(each['ratio'] - 1) > LIMIT else ''}"
+        )
+
+
+def verdict(cells: list[Cell]) -> int:
+    """Says what is met on stderr; 0 where all is."""
+    missing = len(FABRICS) * len(STRATEGIES) - len(cells)
+    near = [each for each in cells if abs(each["ratio"] - 1) <= LIMIT]
+    print(f"{len(near)} of {len(cells)} within {LIMIT:.0%}; {missing} not measured", file=sys.stderr)
+    if missing:
+        return 1
+    spans = span(cells, "transfer_over_compute"), span(cells, "rtt_over_compute")
+    print(f"spans: transfer / compute {spans[0]:.1f}x, RTT / compute {spans[1]:.1f}x", file=sys.stderr)
+    if spans[0] < TRANSFER_SPAN or spans[1] < RTT_SPAN:
+        print("the fabrics are too alike to prove anything", file=sys.stderr)
+        return 1
+    return 0 if len(near) == len(cells) else 1
+
+
+def names_in(known: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """A reader of comma-separated names, all of them `known`."""
+
+    def read(text: str) -> list[str]:
+        found = text.split(",")
+        for name in found:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        return found
+
+    return read
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=FABRICS, action="append")
-    parser.add_argument("--minutes", type=float, default=4.0, help="of training a fabric")
-    parser.add_argument("--strategies", default=",".join(STRATEGIES))
+    parser.add_argument("--fabric", type=names_in(tuple(FABRICS)), metavar="A,B", help="only these, measured anew")
+    parser.add_argument("--strategy", type=names_in(STRATEGIES), metavar="A,B", help="only these, measured anew")
+    parser.add_argument("--chunk", type=int, default=1, help="strategies of one trial")
+    parser.add_argument("--minutes", type=float, default=1.0, help="of training a trial")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=HERE / "build" / "prediction")
+    parser.add_argument("--output", type=Path, default=HERE / "build" / "prediction", help="of the trials' own files")
+    parser.add_argument("--results", type=Path, default=HERE / "build" / "prediction.json")
+    parser.add_argument("--show", action="store_true", help="run nothing")
     parser.add_argument("--json", action="store_true", dest="as_json")
     options = parser.parse_args()
-    names = options.only or list(FABRICS)
-    found = {name: tried(name, options) for name in names}
-    table = [row for name, results in found.items() for row in rows(name, results)]
-    missed = [row for row in table if abs(row[4] - 1) > LIMIT]
+    cells = kept(options.results)
+    for fabric, strategies in [] if options.show else chunks(options, cells):
+        cells = keep(options.results, cells, tried(fabric, strategies, options))
     if options.as_json:
-        keys = ("fabric", "strategy", "predicted_s", "measured_s", "ratio")
-        print(json.dumps([dict(zip(keys, row, strict=True)) for row in table], indent=1))
+        print(json.dumps(cells, indent=1))
     else:
-        for name, results in found.items():
-            ratios = results["tunnel"]["similitude"]
-            print(f"{name}: transfer / compute {ratios['transfer_over_compute']['achieved']:.3g}, "
-                  f"RTT / compute {ratios['rtt_over_compute']['achieved']:.3g}")
-        print(f"{'fabric':10} {'strategy':14} {'predicted':>10} {'measured':>10} {'ratio':>6}")
-        for name, strategy, predicted, measured, ratio in table:
-            print(f"{name:10} {strategy:14} {predicted * 1e3:7.0f} ms {measured * 1e3:7.0f} ms {ratio:6.2f}"
-                  f"{'  more than 10% off' if abs(ratio - 1) > LIMIT else ''}")
-    if len(found) == len(FABRICS):
-        spans = span(found, "transfer_over_compute"), span(found, "rtt_over_compute")
-        print(f"spans: transfer / compute {spans[0]:.1f}x, RTT / compute {spans[1]:.1f}x", file=sys.stderr)
-        if spans[0] < TRANSFER_SPAN or spans[1] < RTT_SPAN:
-            print("the fabrics are too alike to prove anything", file=sys.stderr)
-            sys.exit(1)
-    print(f"{len(table) - len(missed)} of {len(table)} within {LIMIT:.0%}", file=sys.stderr)
-    sys.exit(1 if missed else 0)
+        show(cells)
+    return verdict(cells)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

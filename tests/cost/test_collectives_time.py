@@ -7,7 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from isthmus.cost.collectives_constants import default_constants
+from isthmus.cost.collectives_composed import hierarchical, root, seconds_of_parts
+from isthmus.cost.collectives_constants import constants_from, default_constants, known_constants
 from isthmus.cost.collectives_group import Group, GroupLevel, ranks_of, with_ranks
 from isthmus.cost.collectives_time import collective_seconds, collective_time
 from isthmus.errors import InfeasibleError
@@ -53,6 +54,30 @@ def test_more_bandwidth_is_never_slower(
     index = data.draw(st.integers(0, len(group) - 1))
     wider = (*group[:index], replace(group[index], rate_bytes_per_s=group[index].rate_bytes_per_s * more), *group[index + 1 :])
     assert collective_time(collective, size, wider).seconds <= collective_time(collective, size, group).seconds
+
+
+@FEWER
+@given(collective=st.sampled_from(COLLECTIVES), group=groups(), size=SIZES, unit=st.sampled_from([0.125, 2.0, 8.0, 1e3]))
+def test_doubled_units_of_bytes_change_nothing(collective: Collective, group: Group, size: float, unit: float) -> None:
+    # Counted in bits (or anything else) every size and every rate grows alike, and seconds stay.
+    assume(all(level.carrier != "host" for level in group))  # its limit of reads in flight is a rate of its own
+    in_bytes = {"fill_bytes", "ll_bytes_per_s"}
+    values = {each.name: each.value * (unit if each.name in in_bytes else 1) for each in known_constants()}
+    grown = tuple(replace(level, rate_bytes_per_s=level.rate_bytes_per_s * unit) for level in group)
+    seconds = collective_seconds(collective, np.array([size * unit]), grown, constants=constants_from(values))
+    assert seconds[0] == pytest.approx(collective_time(collective, size, group).seconds, rel=1e-9)
+
+
+@FEWER
+@given(group=groups(), size=SIZES, more=st.floats(1, 100), data=st.data())
+def test_a_composed_all_reduce_is_no_slower_with_more_bandwidth_at_any_level(
+    group: Group, size: float, more: float, data: st.DataObject
+) -> None:
+    index = data.draw(st.integers(0, len(group) - 1))
+    wider = (*group[:index], replace(group[index], rate_bytes_per_s=group[index].rate_bytes_per_s * more), *group[index + 1 :])
+    for composed in (hierarchical, root):
+        before, after = (seconds_of_parts(composed(size, each, default_constants())) for each in (group, wider))
+        assert after <= before * (1 + 1e-12)
 
 
 @FEWER

@@ -82,19 +82,26 @@ def _played_pipeline_s(stages: int, micro_batches: int, slot: float, crossing: f
 @given(st.sampled_from([2, 4, 8]), st.integers(24, 64), st.floats(0.0, 4.0))
 def test_a_played_pipeline_over_the_wan_takes_what_the_formula_says(stages: int, micro_batches: int, crossing: float) -> None:
     slot = 1.0
-    extra = pipeline_warm_up_extra(slot, crossing, 1)
+    extra = pipeline_warm_up_extra(slot, [crossing])
     here = _played_pipeline_s(stages, micro_batches, slot, 0.0, 0)
     apart = _played_pipeline_s(stages, micro_batches, slot, crossing, extra)
     assert here == pytest.approx(micro_batches * slot * (1 + pipeline_bubble_fraction(stages, micro_batches)), rel=1e-9)
-    exposed = pipeline_wan_exposed_s(micro_batches, slot, crossing, 0.0, 1)
+    exposed = pipeline_wan_exposed_s(micro_batches, slot, [crossing], 0.0)
     assert apart - here == pytest.approx(exposed, abs=1e-6)
 
 
 def test_without_deeper_warm_up_every_micro_batch_pays_for_the_wan() -> None:
     here = _played_pipeline_s(4, 64, 1.0, 0.0, 0)
     shallow = _played_pipeline_s(4, 64, 1.0, 3.0, 0)
-    deep = _played_pipeline_s(4, 64, 1.0, 3.0, pipeline_warm_up_extra(1.0, 3.0, 1))
+    deep = _played_pipeline_s(4, 64, 1.0, 3.0, pipeline_warm_up_extra(1.0, [3.0]))
     assert shallow - here > 5 * (deep - here)
+
+
+def test_stages_before_two_crossings_lead_by_whole_micro_batches_for_each() -> None:
+    # 2 x 0.15 of a slot is one micro-batch for each crossing, not one for both together: leads are whole, and add up.
+    assert pipeline_warm_up_extra(1.0, [0.15, 0.15]) == 2
+    assert pipeline_warm_up_extra(1.0, [1.2, 0.5]) == 3 + 1
+    assert pipeline_warm_up_extra(1.0, []) == 0
 
 
 def test_fragments_one_by_one_cost_what_one_blocking_sync_costs_and_delay_hides_each() -> None:

@@ -8,7 +8,9 @@ import pytest
 
 from isthmus.fabric import Fabric, Prices, read_fabric
 from isthmus.planner import choose_plan
+from isthmus.planner.curves import varied_curves
 from isthmus.planner.setting import make_setting
+from isthmus.planner.vary import parse_variation, vary
 from isthmus.report.plan_page import memory_parts, write_plan_page
 from isthmus.units import show_seconds
 from isthmus.workload import read_workload
@@ -41,6 +43,38 @@ class Balance(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+
+
+def test_a_page_with_a_what_if_shows_its_table_and_a_line_for_every_strategy_that_is_best_somewhere(tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    text = (EXAMPLES / "shenzhen-shanghai.yaml").read_text(encoding="utf-8")
+    varied = vary(text, "f", LLAMA, [parse_variation("wan.rate=0.1..400Gb/s:4", True)])
+    write_plan_page(PLAN, FABRIC, LLAMA, tmp_path / "report.html", None, varied)
+    shown = (tmp_path / "report.html").read_text(encoding="utf-8")
+    balance = Balance()
+    balance.feed(shown)
+    assert balance.open == []
+    section = shown[shown.index('id="h-varied"') : shown.index('id="h-memory"')]
+    best = {point.best.strategy.name for point in varied.points if point.best}
+    assert len(best) > 1
+    for word in (*best, *(str(value) for value in varied.variations[0].values), "below", "tokens per second"):
+        assert word in section
+    assert "<svg" in section
+
+
+def test_the_curves_of_a_what_if_are_its_points_and_two_quantities_have_none() -> None:
+    text = (EXAMPLES / "shenzhen-shanghai.yaml").read_text(encoding="utf-8")
+    varied = vary(text, "f", LLAMA, [parse_variation("rtt=1..100ms:3", True)])
+    curves = varied_curves(varied)
+    assert curves is not None
+    assert (curves.quantity, curves.words, curves.logarithmic) == ("rtt", ("1 ms", "10 ms", "100 ms"), True)
+    for place, point in enumerate(varied.points):
+        assert point.best is not None
+        assert point.best.prediction is not None
+        pace = {name: values[place] for name, values in curves.tokens_per_s.items()}
+        assert pace[point.best.strategy.name] == pytest.approx(point.best.prediction.tokens_per_s)
+    both = [parse_variation(each, False) for each in ("rtt=1,2ms", "wan.rate=10,20Gb/s")]
+    assert varied_curves(vary(text, "f", LLAMA, both)) is None
 
 
 def test_the_page_loads_nothing_is_well_formed_and_shows_the_plan(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import json
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -12,15 +12,19 @@ from rich.console import Console
 from rich.table import Table
 
 from isthmus.cost.collectives_calibration import read_calibration
+from isthmus.cost.collectives_constants import Constants
 from isthmus.documents import read_text
 from isthmus.errors import InputError
-from isthmus.fabric import check_fabric, parse_fabric, read_fabric
+from isthmus.fabric import Fabric, check_fabric, parse_fabric, read_fabric
 from isthmus.plan import Candidate, Plan, save_plan
 from isthmus.planner import choose_plan
 from isthmus.planner.rank import TOLERANCE
 from isthmus.planner.words import break_even_words, layout_words, money_words, settings, telling
 from isthmus.units import FRACTION, quantity, show_bytes, show_seconds
 from isthmus.workload import Workload, read_workload
+
+if TYPE_CHECKING:
+    from isthmus.planner.vary import Varied
 
 EXAMPLES = """Examples:
 
@@ -35,6 +39,8 @@ isthmus plan examples/singapore-tokyo.yaml llama-3-8b --max-loss 0.5% --all
 isthmus plan examples/shenzhen-shanghai.yaml llama-3-8b --vary wan.rate=1..400Gb/s --vary rtt=1..100ms
 
 isthmus plan examples/shenzhen-shanghai.yaml llama-3-8b --report report.html
+
+isthmus plan examples/shenzhen-shanghai.yaml llama-3-8b --vary rtt=1..100ms --report what-if.html
 """
 
 
@@ -73,23 +79,22 @@ def plan(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the comma
         if path is not None:
             _check_output(option, path)
     loss_max, trained = _share(max_loss), read_workload(workload)
+    constants = read_calibration(calibration) if calibration else None
     if variations:
-        if output is not None or report is not None:
-            raise InputError("--vary", "answers with a table, not with one plan", "leave out --output and --report")
-        if calibration is not None:
-            raise InputError("--vary", "does not take a calibration yet", "leave out --calibration")
-        _vary(fabric, trained, variations, loss_max, as_json)
+        if output is not None:
+            raise InputError("--vary", "answers with a table, not with one plan", "leave out --output")
+        varied = _vary(fabric, trained, variations, (loss_max, constants), as_json)
+        if report is not None:
+            described = read_fabric(fabric)
+            _report(choose_plan(described, trained, loss_max, constants), (described, trained), report, (constants, varied))
         return
     described = read_fabric(fabric)
-    chosen = choose_plan(described, trained, loss_max, read_calibration(calibration) if calibration else None)
+    chosen = choose_plan(described, trained, loss_max, constants)
     _warn(fabric)
     if output is not None:
         _write(chosen, output)
     if report is not None:
-        from isthmus.report.plan_page import write_plan_page
-
-        write_plan_page(chosen, described, trained, report)
-        print(f"report written to {report}", file=sys.stderr)
+        _report(chosen, (described, trained), report, (constants, None))
     if as_json:
         print(json.dumps(chosen.model_dump(mode="json"), indent=2))
         return
@@ -108,7 +113,18 @@ def _share(text: str | None) -> float | None:
     return share
 
 
-def _vary(fabric: Path, workload: Workload, variations: list[str], loss_max: float | None, as_json: bool) -> None:
+def _report(
+    chosen: Plan, of: tuple[Fabric, Workload], path: Path, beside: tuple[Constants | None, "Varied | None"]
+) -> None:
+    from isthmus.report.plan_page import write_plan_page
+
+    write_plan_page(chosen, *of, path, *beside)
+    print(f"report written to {path}", file=sys.stderr)
+
+
+def _vary(
+    fabric: Path, workload: Workload, variations: list[str], limits: tuple[float | None, Constants | None], as_json: bool
+) -> "Varied":
     from isthmus.planner.vary import parse_variation, vary
     from isthmus.report.vary_table import vary_document, vary_table
 
@@ -117,13 +133,14 @@ def _vary(fabric: Path, workload: Workload, variations: list[str], loss_max: flo
     asked = [parse_variation(each, len(variations) == 1) for each in variations]
     talk = Console(stderr=True)
     with talk.status("") as status:
-        varied = vary(text, str(fabric), workload, asked, loss_max, lambda done, of: status.update(f"{done} of {of} points"))
+        varied = vary(text, str(fabric), workload, asked, limits, lambda done, of: status.update(f"{done} of {of} points"))
     if as_json:
         print(json.dumps(vary_document(varied), indent=2))
-        return
+        return varied
     console = Console()
     for part in vary_table(varied):
         console.print(part)
+    return varied
 
 
 def _check_output(option: str, output: Path) -> None:

@@ -14,12 +14,14 @@ from isthmus.cost.collectives_constants import default_constants
 from isthmus.cost.collectives_curves import hop_seconds, start_s
 from isthmus.cost.collectives_group import Group, ranks_of, sites_group
 from isthmus.cost.collectives_time import collective_time
-from isthmus.cost.efficiency import PCIE_EFFICIENCY
+from isthmus.cost.efficiency import NCCL_BUFFER, PCIE_EFFICIENCY, TCP_WINDOW
 from isthmus.cost.paths import wan_pipe
+from isthmus.cost.transport import mathis_rate_bytes_per_s, nccl_window_bytes, window_rate_bytes_per_s
 from isthmus.errors import InfeasibleError, InputError, nearest
 from isthmus.fabric import Fabric
 from isthmus.fabric.carriers import in_node_carrier, network_carrier
 from isthmus.formats.perfetto import Span
+from isthmus.plan import Strategy
 from isthmus.sim import Carriage, Collective, FabricMap, PhasePlayed, Shares, map_fabric, with_faults
 from isthmus.units import show_bytes, show_seconds
 
@@ -31,7 +33,7 @@ _ROWS_SHOWN = 12
 _RANKS_TRACED = 16
 
 
-def carriage_of(fabric: Fabric, streams: int | None = None) -> Carriage:
+def carriage_of(fabric: Fabric, strategy: Strategy | None = None) -> Carriage:
     """What the cost room knows of links, for the simulator: shares of line rate that its collectives sustain, what a hop and a
     call take (protocol Simple), WAN limits.
     """
@@ -53,7 +55,10 @@ def carriage_of(fabric: Fabric, streams: int | None = None) -> Carriage:
     wan = wan_pipe(fabric)
     if wan is None:
         return found
-    limits = {} if wan.rdma else _stream_limits(fabric, streams or wan.streams)
+    streams, window = strategy.streams if strategy else wan.streams, TCP_WINDOW.value
+    if strategy is not None and strategy.kind == "flat":  # NCCL's own connections, one a channel, with its buffer in flight
+        streams, window = wan.channels, nccl_window_bytes(wan.channels, NCCL_BUFFER.value) / wan.channels
+    limits = {} if wan.rdma else _stream_limits(fabric, streams, window)
     return replace(found, wan=wan.payload_share, wan_flow_bytes_per_s=limits)
 
 
@@ -64,14 +69,11 @@ def _shaped(site: Group, inside: int, nodes: int) -> Group:
     return (*near, *far)
 
 
-def _stream_limits(fabric: Fabric, streams: int) -> dict[tuple[str, str], float]:
+def _stream_limits(fabric: Fabric, streams: int, window_bytes: float) -> dict[tuple[str, str], float]:
     """What the TCP streams of one pair of GPUs carry over each link: windows and loss."""
-    from isthmus.cost.efficiency import TCP_WINDOW
-    from isthmus.cost.transport import mathis_rate_bytes_per_s, window_rate_bytes_per_s
-
     return {
         link.between: streams
-        * min(window_rate_bytes_per_s(TCP_WINDOW.value, link.rtt_s), mathis_rate_bytes_per_s(link.loss, link.rtt_s))
+        * min(window_rate_bytes_per_s(window_bytes, link.rtt_s), mathis_rate_bytes_per_s(link.loss, link.rtt_s))
         for link in fabric.wan
     }
 

@@ -13,13 +13,18 @@ from rich.table import Table
 
 from isthmus.cli.simulated import carriage_of, routing_named
 from isthmus.cost.codecs import codec_ratio
-from isthmus.cost.efficiency import BACKWARD_FRACTION
-from isthmus.cost.paths import wan_pipe
+from isthmus.cost.collectives_group import part_of
+from isthmus.cost.collectives_time import seconds_of
+from isthmus.cost.efficiency import BACKWARD_FRACTION, BUCKET_WORK
+from isthmus.cost.paths import pipeline_legs
 from isthmus.cost.step import pipeline_bubble_fraction, pipeline_warm_up_extra, swap_bytes
+from isthmus.cost.step_wires import neighbours
 from isthmus.errors import InputError
 from isthmus.fabric import Fabric
 from isthmus.formats.perfetto import Span, trace_events
 from isthmus.plan import Plan, load_plan
+from isthmus.planner.crossing import coding_seconds
+from isthmus.planner.setting import make_setting
 from isthmus.sim import FabricMap, map_fabric, with_faults
 from isthmus.sim.script import Script, ScriptPlayed, play_script
 from isthmus.sim.step_script import StepAsked, script_of
@@ -36,7 +41,7 @@ def play_plan(fabric: Fabric, path: Path, how: How, trace: Path | None, as_json:
     named, routing, fail, weaken = how
     plan = load_plan(path)
     workload = _workload(plan, named, path)
-    chart = with_faults(map_fabric(fabric, carriage_of(fabric, plan.strategy.streams), routing_named(routing)), fail, weaken)
+    chart = with_faults(map_fabric(fabric, carriage_of(fabric, plan.strategy), routing_named(routing)), fail, weaken)
     script = script_of(chart, step_asked(fabric, plan, workload))
     with Console(stderr=True).status(f"playing {len(script.activities):,} activities"):
         played, alone = play_script(script), play_script(script, without_wan=True)
@@ -67,7 +72,7 @@ def step_asked(fabric: Fabric, plan: Plan, workload: Workload) -> StepAsked:
     layout, strategy = plan.layout, plan.strategy
     rounds = max(1, -(-plan.tokens_per_step // (workload.sequence_length * layout.dp * layout.micro_batch)))
     own = plan.prediction.step_s - plan.prediction.exposed_s
-    compute = own / (1 + pipeline_bubble_fraction(layout.pp, rounds))
+    compute = (own - _sends_s(fabric, plan, workload)) / (1 + pipeline_bubble_fraction(layout.pp, rounds))
     parameters = float(parameter_count(workload.shape) + mtp_parameter_count(workload.shape))
     local = strategy.kind == "local-steps"
     plain = 4 if local else workload.gradient_bytes
@@ -77,10 +82,16 @@ def step_asked(fabric: Fabric, plan: Plan, workload: Workload) -> StepAsked:
         crossing = plan.prediction.wan_bytes_per_step * strategy.inner_steps / swap_bytes(1.0, len(fabric.regions))
     each = 4 if workload.precision == "fp32" else 2
     activation = workload.sequence_length * layout.micro_batch * workload.shape.hidden * each / (layout.tp * layout.cp)
-    extra, wan = 0, wan_pipe(fabric)
-    if strategy.kind == "pipeline" and wan is not None:
-        wire = activation * layout.tp * layout.cp * layout.dp / wan.limit.rate_bytes_per_s * (wan.regions - 1)
-        extra = pipeline_warm_up_extra(compute / rounds, wan.one_way_s + wire, wan.regions - 1)
+    crossing_activation = activation if strategy.codec == "none" else activation / each * 4 * ratio
+    extra: tuple[int, ...] = ()
+    if strategy.kind == "pipeline":
+        pairs = layout.tp * layout.cp * layout.dp
+        legs = pipeline_legs(fabric, pairs)
+        ways = [leg.one_way_s + crossing_activation * pairs / leg.limit.rate_bytes_per_s for leg in legs]
+        extra = tuple(pipeline_warm_up_extra(compute / rounds, ways[region:]) for region in range(len(ways) + 1))
+    coding = (0.0, 0.0)
+    if len(fabric.regions) > 1 and strategy.kind in ("hierarchical", "local-steps"):
+        coding = coding_seconds(make_setting(fabric, workload), strategy, ratio)
     return StepAsked(
         strategy=strategy,
         layout=layout,
@@ -91,9 +102,26 @@ def step_asked(fabric: Fabric, plan: Plan, workload: Workload) -> StepAsked:
         wan_bytes=crossing,
         gathered_bytes=parameters * 4,
         activation_bytes=activation,
-        crossing_bytes=activation if strategy.codec == "none" else activation / each * 4 * ratio,
+        crossing_bytes=crossing_activation,
         extra_in_flight=extra,
+        coding_s=coding,
+        bucket_work_s=BUCKET_WORK.value,
+        exchanges=2 if strategy.codec == "powersgd" else 1,
     )
+
+
+def _sends_s(fabric: Fabric, plan: Plan, workload: Workload) -> float:
+    """What filling and draining a pipeline takes of the plan's step for sends inside regions, which are played by themselves."""
+    layout, crossings = plan.layout, len(fabric.regions) - 1 if plan.strategy.kind == "pipeline" else 0
+    if layout.pp == 1:
+        return 0.0
+    stride, setting = layout.tp * layout.cp, make_setting(fabric, workload)
+    part = part_of(setting.group, stride, max(1, layout.pp // (crossings + 1)))
+    if not part:
+        return 0.0
+    each = 4 if workload.precision == "fp32" else 2
+    size = workload.sequence_length * layout.micro_batch * workload.shape.hidden * each / (layout.tp * layout.cp)
+    return 2 * (layout.pp - 1 - crossings) * seconds_of("send-recv", size, neighbours(part), setting.constants)
 
 
 def _result(chart: FabricMap, plan: Plan, played: tuple[Script, ScriptPlayed, ScriptPlayed]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The parts of a training step by formula: compute, pipelines, local steps, sharding across regions."""
 
+from collections.abc import Sequence
 from math import ceil
 
 __all__ = [
@@ -39,31 +40,31 @@ def pipeline_bubble_fraction(stages: int, micro_batches: int) -> float:
     return (stages - 1) / micro_batches
 
 
-def pipeline_warm_up_extra(slot_s: float, crossing_s: float, crossings: int) -> int:
-    """Micro-batches in flight beyond 1F1B's own, so that the steady state never waits for the WAN.
+def pipeline_warm_up_extra(slot_s: float, crossings_s: Sequence[float]) -> int:
+    """Micro-batches in flight beyond 1F1B's own on the stages before `crossings_s`, so that the steady state never waits.
 
-        e = ceil(2 x c / t)
+        e = ceil(2 c_1 / t) + ... + ceil(2 c_x / t)
 
-    t = forward and backward of one micro-batch on one stage, x = crossings of the pipeline over the WAN, c =
-    one way of one micro-batch's activations (latency and wire). A stage before the crossings gets a
-    micro-batch back 2 x c later than on one site; e more in flight on those stages cover that exactly, and
-    cost their activations.
+    t = forward and backward of one micro-batch on one stage, c_i = one way of one micro-batch's activations over
+    crossing i (latency and wire), x = those still ahead of a stage. A stage before crossing i gets a micro-batch back
+    2 c_i later than on one site, so it leads the stage behind the crossing by that many whole slots more; leads add up. Each
+    micro-batch in flight costs its activations.
     """
-    return ceil(2 * crossings * crossing_s / slot_s)
+    return sum(ceil(2 * each / slot_s) for each in crossings_s)
 
 
-def pipeline_wan_exposed_s(micro_batches: int, slot_s: float, crossing_s: float, wire_s: float, crossings: int) -> float:
+def pipeline_wan_exposed_s(micro_batches: int, slot_s: float, crossings_s: Sequence[float], wire_s: float) -> float:
     """Seconds a pipeline over regions takes longer than the same pipeline on one site, deep enough warmed up.
 
-        t = 2 x c + max(0, w - t_s) m
+        t = 2 (c_1 + ... + c_x) + max(0, w - t_s) m
 
-    Once to fill and once to drain each crossing costs one way c (x = crossings); in between the WAN is seen
-    only where the wire time w of one micro-batch (each direction carries one activation or one gradient) is
-    longer than the slot t_s of one micro-batch.
+    Once to fill and once to drain each crossing costs one way c_i; in between the WAN is seen
+    only where the wire time w of one micro-batch on the slowest crossing (each direction carries one activation or
+    one gradient) is longer than the slot t_s of one micro-batch.
     Leaves out: jitter inside the steady state. Source: ours, checked against a played 1F1B schedule in
     tests/cost.
     """
-    return 2 * crossings * crossing_s + max(0.0, wire_s - slot_s) * micro_batches
+    return 2 * sum(crossings_s) + max(0.0, wire_s - slot_s) * micro_batches
 
 
 def blocking_sync_s(sync_s: float, inner_steps: int) -> float:

@@ -13,7 +13,7 @@ from isthmus.cost.machine import Machine
 from isthmus.workload.layout_memory import Floats
 from isthmus.workload.layouts import Ints, Layouts
 
-__all__ = ["Ranks", "Way", "group_of", "send_seconds", "wire_s"]
+__all__ = ["Ranks", "Way", "group_of", "neighbours", "send_seconds", "wire_s"]
 
 Way = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all"]
 Axis = Literal["tp", "cp", "dp", "pp", "ep"]

@@ -8,7 +8,7 @@ from isthmus.cost.codecs import CODEC_MEMORY_SHARE, codec_ratio, coding_traffic_
 from isthmus.cost.collectives_group import Group, GroupLevel, part_of
 from isthmus.cost.collectives_time import seconds_of
 from isthmus.cost.efficiency import BUCKET_WORK
-from isthmus.cost.paths import Wan
+from isthmus.cost.paths import Wan, pipeline_legs
 from isthmus.cost.step import (
     fragments_exposed_s,
     pipeline_wan_exposed_s,
@@ -26,7 +26,7 @@ from isthmus.planner.words import counted
 from isthmus.units import show_bytes, show_rate, show_seconds
 from isthmus.workload import Axes
 
-__all__ = ["Compute", "Crossing", "cross", "fragment_stage", "warm_up_extra"]
+__all__ = ["Compute", "Crossing", "coding_seconds", "cross", "fragment_stage", "warm_up_extra"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,7 @@ class Compute:
         slot_s: One micro-batch on one stage, forward and backward.
         micro_batches: Of one replica.
         backward_fraction: Share of a slot.
+        stages: Of the pipeline.
         words: How `total_s` came about, made when asked for.
     """
 
@@ -47,6 +48,7 @@ class Compute:
     slot_s: float
     micro_batches: int
     backward_fraction: float
+    stages: int
     words: Callable[[], str]
 
 
@@ -84,7 +86,9 @@ def _flat(setting: Setting, wan: Wan, strategy: Strategy, axes: Axes, compute: C
     count = _bucket_count(setting, strategy, axes)
     over = (*_replicas(setting, axes), _wan_level(setting, wan, rate.rate_bytes_per_s / rings))
     ring = seconds_of("all-reduce", size / rings / count, over, setting.constants, ("ring", "simple"))
-    seen = _overlapped(count, Stage(before_s=0.0, wire_s=ring, latency_s=0.0, after_s=0.0), compute)
+    # Rings of all stages share the WAN and wait in step: what one stage gains by ending first is left out.
+    whole = Stage(before_s=0.0, wire_s=ring, latency_s=0.0, after_s=0.0)
+    seen = equal_buckets_exposed_s(count, whole, compute.backward_fraction * compute.slot_s)
     sent = 2 * (ranks - 1) / ranks * size
 
     def words() -> str:
@@ -104,15 +108,15 @@ def _hierarchical(setting: Setting, wan: Wan, strategy: Strategy, axes: Axes, co
     wire_s = sent / wan.limit.rate_bytes_per_s
     own = setting.parameters * setting.workload.gradient_bytes / (axes.tp * axes.pp) / count
     replicas = _replicas(setting, axes)
-    encode, decode = _coding_s(setting, strategy, ratio)
+    encode, decode = coding_seconds(setting, strategy, ratio)
     stage = Stage(
         before_s=seconds_of("reduce-scatter", own, replicas, setting.constants) + encode / count + BUCKET_WORK.value,
-        wire_s=wire_s / count,
+        wire_s=sent / axes.pp / count / wan.some(wan.rails // axes.pp).rate_bytes_per_s,
         # PowerSGD exchanges twice, the second time what depends on the first.
         latency_s=wan.exchange_latency_s * (2 if strategy.codec == "powersgd" else 1),
         after_s=seconds_of("all-gather", own, replicas, setting.constants) + decode / count,
     )
-    seen = _overlapped(count, stage, compute)
+    seen = _overlapped(count, stage, compute, wire_s / count)
 
     def words() -> str:
         coding = "" if strategy.codec == "none" else f", coding {show_seconds(encode + decode)}"
@@ -151,7 +155,7 @@ def fragment_stage(setting: Setting, wan: Wan, strategy: Strategy) -> Stage:
     pieces, ratio = strategy.fragments, codec_ratio(strategy.codec)
     sent = swap_bytes(_coded_bytes(setting, strategy, ratio), wan.regions) / pieces
     inside = seconds_of("all-gather", 4.0 * setting.parameters / pieces, setting.group, setting.constants)
-    encode, decode = _coding_s(setting, strategy, ratio)
+    encode, decode = coding_seconds(setting, strategy, ratio)
     return Stage(
         before_s=encode / pieces,
         wire_s=sent / wan.limit.rate_bytes_per_s,
@@ -188,7 +192,7 @@ def _zero1(setting: Setting, wan: Wan, axes: Axes, compute: Compute, bucket_byte
     rate = wan.limit.rate_bytes_per_s
     count = max(1, ceil(gradients / (axes.tp * axes.pp) / bucket_bytes))
     stage = Stage(before_s=0.0, wire_s=gradients / rate / count, latency_s=wan.one_way_s, after_s=0.0)
-    scatter = _overlapped(count, stage, compute)
+    scatter = _overlapped(count, stage, compute, stage.wire_s)
     forward = compute.slot_s * (1 - compute.backward_fraction)
     gather = max(0.0, weights / rate + wan.one_way_s - forward)
 
@@ -203,41 +207,50 @@ def _zero1(setting: Setting, wan: Wan, axes: Axes, compute: Compute, bucket_byte
 
 
 def _pipeline(setting: Setting, wan: Wan, strategy: Strategy, axes: Axes, compute: Compute) -> Crossing:
-    wire_s, way_s = _pipeline_wire(setting, wan, strategy, axes)
-    crossings = wan.regions - 1
-    seen = pipeline_wan_exposed_s(compute.micro_batches, compute.slot_s, way_s + wire_s, wire_s, crossings)
+    ways_s, wire_s = _pipeline_ways(setting, strategy, axes)
+    seen = pipeline_wan_exposed_s(compute.micro_batches, compute.slot_s, ways_s, wire_s)
     batch = whole_batch(setting.workload, axes)
     # The regions at the ends send activations or gradients; one in the middle sends both.
     sent = batch.tokens_per_step * _activation_bytes(setting, strategy) * (1 if wan.regions == 2 else 2)
 
     def words() -> str:
-        extra = warm_up_extra(setting, wan, strategy, axes, compute)
+        extra = warm_up_extra(setting, strategy, axes, compute)
         return (
-            f"activations of a micro-batch {show_seconds(wire_s)} on the wire and {show_seconds(way_s)} on the way, against "
-            f"{show_seconds(compute.slot_s)} of compute: fill and drain 2 x {counted(crossings, 'crossing')}, "
+            f"activations of a micro-batch {show_seconds(wire_s)} on the wire and {show_seconds(max(ways_s) - wire_s)} on the "
+            f"way, against {show_seconds(compute.slot_s)} of compute: fill and drain 2 x {counted(len(ways_s), 'crossing')}, "
             f"{counted(extra, 'more micro-batch', 'more micro-batches')} in flight; exposed {show_seconds(seen)}"
         )
 
     return Crossing(exposed_s=seen, wan_bytes=sent, words=words)
 
 
-def warm_up_extra(setting: Setting, wan: Wan, strategy: Strategy, axes: Axes, compute: Compute) -> int:
+def warm_up_extra(setting: Setting, strategy: Strategy, axes: Axes, compute: Compute) -> int:
     """Micro-batches that a pipeline over regions keeps in flight beyond 1F1B's own."""
-    wire_s, way_s = _pipeline_wire(setting, wan, strategy, axes)
-    return pipeline_warm_up_extra(compute.slot_s, way_s + wire_s, wan.regions - 1)
+    return pipeline_warm_up_extra(compute.slot_s, _pipeline_ways(setting, strategy, axes)[0])
 
 
-def _pipeline_wire(setting: Setting, wan: Wan, strategy: Strategy, axes: Axes) -> tuple[float, float]:
-    """(wire, way) seconds of one micro-batch of all replicas over one crossing, one direction."""
+def _pipeline_ways(setting: Setting, strategy: Strategy, axes: Axes) -> tuple[list[float], float]:
+    """(wire and way of one micro-batch of all replicas over each crossing, one direction; the longest wire), seconds."""
     tokens = axes.dp * axes.micro_batch * setting.workload.sequence_length
-    # The uplink's rate is over R - 1 links where all regions are joined; a crossing has one of them.
-    rate = wan.limit.rate_bytes_per_s / (wan.regions - 1)
-    return tokens * _activation_bytes(setting, strategy) / rate, wan.one_way_s
+    legs = pipeline_legs(setting.fabric, axes.dp * axes.tp * axes.cp)
+    wires = [tokens * _activation_bytes(setting, strategy) / leg.limit.rate_bytes_per_s for leg in legs]
+    return [wire + leg.one_way_s for wire, leg in zip(wires, legs, strict=True)], max(wires)
 
 
-def _overlapped(count: int, stage: Stage, compute: Compute) -> float:
-    """Exposed seconds of equal buckets that become ready over the last micro-batch's backward pass."""
-    return equal_buckets_exposed_s(count, stage, compute.backward_fraction * compute.slot_s)
+def _overlapped(count: int, stage: Stage, compute: Compute, all_wire_s: float) -> float:
+    """Exposed seconds of equal buckets that become ready over the last micro-batch's backward pass.
+
+    `stage` is one bucket of one stage of the pipeline alone, `all_wire_s` the wire of one bucket of all p stages together. Stages
+    end their backward passes one after another, the first of them last: it has its own buckets to send in the last pass, and
+    all stages together have p passes for p times as many.
+    """
+    window, stages = compute.backward_fraction * compute.slot_s, compute.stages
+    alone = equal_buckets_exposed_s(count, stage, window)
+    if stages == 1:
+        return alone
+    shared = all_wire_s / stages
+    beside = Stage(before_s=0.0, wire_s=shared, latency_s=stage.total_s - shared, after_s=0.0)
+    return max(alone, equal_buckets_exposed_s(count * stages, beside, window * stages))
 
 
 def _bucket_count(setting: Setting, strategy: Strategy, axes: Axes) -> int:
@@ -264,7 +277,7 @@ def _coded_bytes(setting: Setting, strategy: Strategy, ratio: float) -> float:
     return setting.parameters * 4 * ratio
 
 
-def _coding_s(setting: Setting, strategy: Strategy, ratio: float) -> tuple[float, float]:
+def coding_seconds(setting: Setting, strategy: Strategy, ratio: float) -> tuple[float, float]:
     """(before, after) seconds that one GPU takes to code its shard of everything: memory traffic over a share of the peak."""
     rate = setting.gpu_memory_bytes_per_s * CODEC_MEMORY_SHARE.value
     elements = setting.parameters / min(setting.region_gpus)
@@ -298,4 +311,4 @@ def _wan_level(setting: Setting, wan: Wan, payload_bytes_per_s: float) -> GroupL
     """Regions as the outermost level of a collective that is blind to them."""
     carrier: NetworkCarrier = "wan-rdma" if wan.rdma else "wan-tcp"
     line = payload_bytes_per_s / setting.constants.carriers[carrier].sustained
-    return GroupLevel(carrier=carrier, members=wan.regions, rate_bytes_per_s=line, latency_s=wan.one_way_s)
+    return GroupLevel(carrier=carrier, members=wan.regions, rate_bytes_per_s=line, latency_s=wan.ring_one_way_s)

@@ -108,6 +108,7 @@ def _modelled(setting: Setting, found: list[Axes], columns: Layouts) -> list[Com
             slot_s=slot[row],
             micro_batches=rounds[row],
             backward_fraction=3 / 4 if axes.recompute == "full" else BACKWARD_FRACTION.value,
+            stages=axes.pp,
             words=StepWords(times, row),
         )
         for row, axes in enumerate(found)
@@ -180,6 +181,7 @@ def compute_step(setting: Setting, axes: Axes, spread: bool) -> Compute:
         micro_batches=rounds,
         # A recomputed forward pass belongs to the backward one: 3 of 4 parts instead of 2 of 3.
         backward_fraction=1 - (1 - BACKWARD_FRACTION.value) * plain / full,
+        stages=axes.pp,
         words=lambda: words,
     )
 

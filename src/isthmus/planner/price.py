@@ -53,7 +53,7 @@ def _added(setting: Setting, strategy: Strategy, placed: Placed) -> float:
     """
     assert setting.wan is not None
     if strategy.kind == "pipeline":
-        extra = warm_up_extra(setting, setting.wan, strategy, placed.axes, placed.compute)
+        extra = warm_up_extra(setting, strategy, placed.axes, placed.compute)
         return added_memory_bytes(setting, placed.axes, extra)
     if strategy.kind == "hierarchical" and strategy.codec != "none":
         return 4.0 * setting.parameters / min(setting.region_gpus)

@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from isthmus.cost.paths import Wan
+from isthmus.cost.paths import Wan, pipeline_legs
 from isthmus.cost.quality import loss_band
 from isthmus.plan import Strategy
 from isthmus.planner.crossing import Compute, Crossing, cross, fragment_stage
@@ -24,7 +24,7 @@ def settle(
     Of the variants within `SAME_PACE` of the quickest, the one with the least upper end of its loss band, then the plainest.
     Variants beyond `loss_max` are passed over where one is within.
     """
-    timed = [_timed(setting, wan, each, compute) for each in way.variants]
+    timed = [_timed(setting, wan, each, (axes, compute)) for each in way.variants]
     weighed = [(each, cross(setting, wan, each, axes, compute)) for each in timed]
     if loss_max is not None:
         weighed = [one for one in weighed if _high(setting, one[0]) <= loss_max] or weighed
@@ -38,12 +38,14 @@ def _high(setting: Setting, strategy: Strategy) -> float:
     return loss_band(strategy, setting.parameters, setting.regions).high
 
 
-def _timed(setting: Setting, wan: Wan, strategy: Strategy, compute: Compute) -> Strategy:
-    """With what only the layout tells: a pipeline's micro-batches; the fewest steps of delay that hide one fragment's exchange,
-    but no more than one window. Blocking syncs stay so.
+def _timed(setting: Setting, wan: Wan, strategy: Strategy, on: tuple[Axes, Compute]) -> Strategy:
+    """With what only the layout tells: a pipeline's micro-batches, and the streams of the ranks at a crossing; of late syncs the
+    fewest steps of delay that hide one fragment's exchange, but no more than one window. Blocking syncs stay so.
     """
+    axes, compute = on
     if strategy.kind == "pipeline":
-        return strategy.model_copy(update={"micro_batches": compute.micro_batches})
+        streams = max(leg.streams for leg in pipeline_legs(setting.fabric, axes.dp * axes.tp * axes.cp))
+        return strategy.model_copy(update={"micro_batches": compute.micro_batches, "streams": streams})
     if not strategy.delay_steps:
         return strategy
     needed = ceil(fragment_stage(setting, wan, strategy).total_s / compute.total_s)

@@ -5,11 +5,12 @@ A variation is written as the document writes the value: `wan.rate=10..400Gb/s`,
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import log
 from re import ASCII, fullmatch
 
+from isthmus.cost.collectives_constants import Constants
 from isthmus.cost.money import bill
 from isthmus.errors import InfeasibleError, InputError, nearest
 from isthmus.fabric import Fabric, edited, is_fabric_path, parse_fabric
@@ -45,12 +46,13 @@ class Variation:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One point of the grid: the values, and the best strategy there, or why there is none."""
+    """One point of the grid: the values, and the best strategy there, or why there is none; the pace of every one that fits."""
 
     values: tuple[float | int | str, ...]
     best: Candidate | None
     refused: str = ""
     per_trillion_tokens: float | None = None
+    tokens_per_s: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ def vary(
     source: str,
     workload: Workload,
     variations: Sequence[Variation],
-    loss_max: float | None = None,
+    limits: tuple[float | None, Constants | None] = (None, None),
     tick: Callable[[int, int], None] = lambda done, of: None,
 ) -> Varied:
     """The best strategy at every point of the grid of `variations`, the last one running fastest.
@@ -152,7 +154,7 @@ def vary(
         source: Its name in messages.
         workload: What is trained, before any variation of it.
         variations: At least one; paths of the fabric's document, or one of `WORKLOAD_KEYS`.
-        loss_max: As in `choose_plan`.
+        limits: (`loss_max`, `constants`) as in `choose_plan`.
         tick: Told after each point how many of how many are done.
 
     Raises:
@@ -161,7 +163,7 @@ def vary(
     grid = list(product(*(variation.values for variation in variations)))
     if len(grid) > POINTS_MAX:
         raise InputError("--vary", f"{len(grid)} points", f"at most {POINTS_MAX}: fewer quantities, or points with :N")
-    question = _Question(text, source, workload, loss_max, [])
+    question = _Question(text, source, workload, *limits, [])
     paths = [variation.path for variation in variations]
     points: list[Point] = []
     for values in grid:
@@ -180,6 +182,7 @@ class _Question:
     source: str
     workload: Workload
     loss_max: float | None
+    constants: Constants | None
     known: list[tuple[tuple[object, Workload], Known]]
 
 
@@ -193,13 +196,14 @@ def _point(question: _Question, changes: dict[str, float | int | str]) -> Point:
             workload = _other_workload(workload, path, value)
     known = _known(question, fabric, workload)
     try:
-        weighed = weigh(fabric, workload, question.loss_max, known)
+        weighed = weigh(fabric, workload, question.loss_max, known, question.constants)
     except InfeasibleError as error:
         return Point(values, None, f"{error.message}; {error.bind}")
     best = to_candidate(weighed.setting, weighed.ranked[0])
     assert best.prediction is not None
     money = bill(fabric, best.prediction)
-    return Point(values, best, per_trillion_tokens=money.per_trillion_tokens if money else None)
+    pace = {each.strategy.name: workload.tokens_per_step / each.step_s for each in weighed.ranked}
+    return Point(values, best, per_trillion_tokens=money.per_trillion_tokens if money else None, tokens_per_s=pace)
 
 
 def _known(question: _Question, fabric: Fabric, workload: Workload) -> Known:

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from isthmus.plan import Candidate, Prediction
 from isthmus.planner.curves import Curves
 from isthmus.report.charts import NARROW, hue, plain, time_unit
 from isthmus.report.svg import BOLD, Drawing, Scale, Svg, drawing, fit, label, line, rectangle, spread, tag, text_width_px, ticks
-from isthmus.units import show_bytes, show_rate, show_seconds
+from isthmus.units import show_bytes, show_seconds
 
 __all__ = ["MemoryPart", "curves_svg", "memory_svg", "steps_svg", "wan_svg"]
 
@@ -117,8 +118,8 @@ def _time_axis(x: Scale, longest_s: float, bottom: float, count: int) -> list[Sv
     return [*shapes, axis, label(x.end, bottom + 34, f"time ({unit})", "muted small", "end")]
 
 
-def curves_svg(curves: Curves, names: Sequence[str], rate: bool, *, width_px: float, ident: str) -> Svg:
-    """Tokens/s of `names` over the quantity (logarithmic); a dashed line where the fabric is."""
+def curves_svg(curves: Curves, names: Sequence[str], *, width_px: float, ident: str) -> Svg:
+    """Tokens/s of `names` over the quantity; a dashed line where the fabric is. A strategy has no line where it does not fit."""
     narrow = width_px < NARROW
     shown = [(index, name) for index, name in enumerate(names) if name in curves.tokens_per_s]
     rows = 0
@@ -127,35 +128,51 @@ def curves_svg(curves: Curves, names: Sequence[str], rate: bool, *, width_px: fl
         legend, rows = _legend(shown, width_px)
     right = 10.0 if narrow else 18 + max(text_width_px(name, 12) for _, name in shown)
     top, height = 26.0 + 18 * rows, 260.0 + 18 * rows
-    x = Scale(curves.at[0], curves.at[-1], 52.0, width_px - right, log=True)
-    most = max(max(curves.tokens_per_s[name]) for _, name in shown)
+    x = Scale(curves.at[0], curves.at[-1], 52.0, width_px - right, log=curves.logarithmic)
+    most = max(value for _, name in shown for value in curves.tokens_per_s[name] if value is not None)
     y = Scale(0.0, most * 1.05, height - 44, top)
-    factor, suffix = (1e-6, "M") if most >= 2e6 else (1e-3, "k") if most >= 2e3 else (1.0, "")
-    shapes: list[Svg] = [label(0, 13, "tokens per second", "muted small"), *legend]
-    for value in ticks(0.0, most * factor, 5):
-        at = y(value / factor)
-        word = plain(value) + suffix * (value != 0)
-        shapes += [line(x.start, at, x.end, at, "grid"), label(x.start - 8, at + 4, word, "muted small", "end")]
-    for value in curves.at[:: 8 if narrow else 4]:
-        word = show_rate(value) if rate else show_seconds(value)
-        shapes.append(line(x(value), y.start, x(value), y.start + 4, "axis"))
-        shapes.append(label(x(value), y.start + 18, word, "muted small", "middle"))
-    shapes += [
-        line(x.start, y.start, x.end, y.start, "axis"),
-        line(x(curves.here), top, x(curves.here), y.start, "measured-end"),
-        label(x.end, height - 6, "WAN rate" if rate else "round trip", "muted small", "end"),
-    ]
-    ends = spread([y(curves.tokens_per_s[name][-1]) for _, name in shown], 15, top + 4, height - 46)
+    shapes: list[Svg] = [label(0, 13, "tokens per second", "muted small"), *legend, *_pace_axis(x, y, most)]
+    shapes += _quantity_axis(curves, x, y)
+    if curves.here is not None:
+        shapes.append(line(x(curves.here), top, x(curves.here), y.start, "measured-end"))
+    shapes.append(label(x.end, height - 6, curves.quantity, "muted small", "end"))
+    ends = spread([y(_last(curves, name)) for _, name in shown], 15, top + 4, height - 46)
     for (index, name), place in zip(shown, ends, strict=True):
-        points = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in zip(curves.at, curves.tokens_per_s[name], strict=True))
+        pairs = zip(curves.at, curves.tokens_per_s[name], strict=True)
+        points = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in pairs if value is not None)
         parts = [tag("polyline", points=points, class_="curve")]
         if not narrow:
             parts.append(label(x.end + 8, place + 4, name, "own small"))
         shapes.append(tag("g", *parts, class_=hue(index)))
-    quantity = "WAN rate" if rate else "round trip"
-    said = ", ".join(f"{name} {plain(round(curves.tokens_per_s[name][len(curves.at) // 2]))}" for _, name in shown)
-    about = Drawing(ident, f"Tokens per second over the {quantity}", f"At the fabric's own: {said}.")
+    middle = len(curves.at) // 2
+    said = ", ".join(f"{name} {plain(round(curves.tokens_per_s[name][middle] or 0.0))}" for _, name in shown)
+    about = Drawing(ident, f"Tokens per second over {curves.quantity}", f"At {curves.words[middle]}: {said}.")
     return drawing(about, (width_px, height), *shapes)
+
+
+def _last(curves: Curves, name: str) -> float:
+    return next(value for value in reversed(curves.tokens_per_s[name]) if value is not None)
+
+
+def _pace_axis(x: Scale, y: Scale, most: float) -> list[Svg]:
+    factor, suffix = (1e-6, "M") if most >= 2e6 else (1e-3, "k") if most >= 2e3 else (1.0, "")
+    shapes: list[Svg] = []
+    for value in ticks(0.0, most * factor, 5):
+        at = y(value / factor)
+        word = plain(value) + suffix * (value != 0)
+        shapes += [line(x.start, at, x.end, at, "grid"), label(x.start - 8, at + 4, word, "muted small", "end")]
+    return shapes
+
+
+def _quantity_axis(curves: Curves, x: Scale, y: Scale) -> list[Svg]:
+    """Values as they are written, as many as there is room for."""
+    widest = max(text_width_px(word, 12) for word in curves.words) + 12
+    stride = max(1, ceil(len(curves.at) * widest / (x.end - x.start)))
+    shapes: list[Svg] = [line(x.start, y.start, x.end, y.start, "axis")]
+    for value, word in list(zip(curves.at, curves.words, strict=True))[::stride]:
+        shapes.append(line(x(value), y.start, x(value), y.start + 4, "axis"))
+        shapes.append(label(x(value), y.start + 18, word, "muted small", "middle"))
+    return shapes
 
 
 def _legend(shown: Sequence[tuple[int, str]], width: float) -> tuple[list[Svg], int]:

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Literal, cast
 
 from isthmus import __version__
+from isthmus.cost.collectives_constants import Constants
 from isthmus.errors import InputError
 from isthmus.fabric import Fabric
 from isthmus.plan import Candidate, Plan
-from isthmus.planner.curves import rate_curves, rtt_curves
+from isthmus.planner.curves import rate_curves, rtt_curves, varied_curves
 from isthmus.planner.predict import Known
 from isthmus.planner.setting import Setting, make_setting
+from isthmus.planner.vary import Varied
 from isthmus.planner.ways import over_all
 from isthmus.planner.words import amount, break_even_words, settings, telling
 from isthmus.report.fabric_drawing import DrawnLink, DrawnRegion, fabric_svg
@@ -34,7 +36,14 @@ class Tile:
     small: str
 
 
-def write_plan_page(plan: Plan, fabric: Fabric, workload: Workload, path: Path | str) -> None:
+def write_plan_page(
+    plan: Plan,
+    fabric: Fabric,
+    workload: Workload,
+    path: Path | str,
+    constants: Constants | None = None,
+    varied: Varied | None = None,
+) -> None:
     """Write `plan` as a self-contained page; an old file stays whole until the new one is complete.
 
     Args:
@@ -42,11 +51,13 @@ def write_plan_page(plan: Plan, fabric: Fabric, workload: Workload, path: Path |
         fabric: For the drawing and the curves, which are worked out anew.
         workload: Likewise.
         path: Where to write; its folder exists.
+        constants: Of the calibration that the plan was made with, if any.
+        varied: The answer to `--vary`, shown as a section of its own.
 
     Raises:
         InputError: It cannot be written, or jinja2 is not installed.
     """
-    setting = make_setting(fabric, workload)
+    setting = make_setting(fabric, workload, constants)
     winner = Candidate(strategy=plan.strategy, layout=plan.layout, prediction=plan.prediction, risk=plan.risk, loss=plan.loss)
     priced = [winner, *(each for each in plan.alternatives if each.prediction)]
     shown = telling(priced)[:ROWS]
@@ -65,7 +76,8 @@ def write_plan_page(plan: Plan, fabric: Fabric, workload: Workload, path: Path |
             tiles=_tiles(plan),
             settings=settings(plan.strategy),
             breaks=break_even_words(plan.break_even),
-            charts=_charts(plan, fabric, workload, setting, shown),
+            charts=_charts(plan, setting, shown) | {"varied": _varied_chart(varied)},
+            varied=varied,
             amount=amount,
             version=__version__,
         )
@@ -96,9 +108,21 @@ def _tiles(plan: Plan) -> list[Tile]:
     return tiles
 
 
-def _charts(
-    plan: Plan, fabric: Fabric, workload: Workload, setting: Setting, shown: list[Candidate]
-) -> dict[str, Chart | None]:
+def _varied_chart(varied: Varied | None) -> Chart | None:
+    """The strategies that are best somewhere, then others that are quick on the whole."""
+    curves = varied_curves(varied) if varied is not None else None
+    if varied is None or curves is None:
+        return None
+    best = dict.fromkeys(point.best.strategy.name for point in varied.points if point.best)
+    quick = sorted(curves.tokens_per_s, key=lambda name: -sum(value or 0.0 for value in curves.tokens_per_s[name]))
+    names = [*best, *(name for name in quick if name not in best)][: max(CURVES, len(best))]
+    if not names:
+        return None
+    return both(lambda width, ident: curves_svg(curves, names, width_px=width, ident=ident), FULL_PX, "varied")
+
+
+def _charts(plan: Plan, setting: Setting, shown: list[Candidate]) -> dict[str, Chart | None]:
+    fabric, workload, constants = setting.fabric, setting.workload, setting.constants
     regions = [
         DrawnRegion(
             name=region.name,
@@ -126,11 +150,11 @@ def _charts(
     busy = [each.prediction.wan_bytes_per_step / rate if each.prediction else 0.0 for each in shown]
     known: Known = {}
     names = [each.strategy.name for each in shown[:CURVES]]
-    by_rate, by_rtt = rate_curves(fabric, workload, known), rtt_curves(fabric, workload, known)
+    by_rate, by_rtt = (each(fabric, workload, known, constants) for each in (rate_curves, rtt_curves))
     return charts | {
         "wan": both(lambda width, ident: wan_svg(shown, busy, width_px=width, ident=ident), FULL_PX, "wan"),
-        "rate": both(lambda width, ident: curves_svg(by_rate, names, True, width_px=width, ident=ident), HALF_PX, "rate"),
-        "rtt": both(lambda width, ident: curves_svg(by_rtt, names, False, width_px=width, ident=ident), HALF_PX, "rtt"),
+        "rate": both(lambda width, ident: curves_svg(by_rate, names, width_px=width, ident=ident), HALF_PX, "rate"),
+        "rtt": both(lambda width, ident: curves_svg(by_rtt, names, width_px=width, ident=ident), HALF_PX, "rtt"),
     }
 
 

@@ -63,4 +63,5 @@ def _point(varied: Varied, point: Point) -> dict[str, Any]:
     if point.best is None:
         return {"at": at, "best": None, "refused": point.refused}
     best: Candidate = point.best
-    return {"at": at, "best": best.model_dump(mode="json"), "per_trillion_tokens": point.per_trillion_tokens}
+    money = {"per_trillion_tokens": point.per_trillion_tokens}
+    return {"at": at, "best": best.model_dump(mode="json"), "tokens_per_s": point.tokens_per_s, **money}

@@ -15,6 +15,8 @@ from isthmus.sim.graph import Ints, Numbers
 
 __all__ = ["Filler", "play_compiled"]
 
+_AFRESH = 64
+
 
 def play_compiled(problem: Problem) -> tuple[Any, ...]:
     """(begin_s, finish_s, sent_bytes, events, fillings, peak_load, whether it came to an end) of `events.Played`."""
@@ -32,21 +34,38 @@ def play_compiled(problem: Problem) -> tuple[Any, ...]:
 
 
 class Filler:
-    """Max-min rates of any of the streams of one problem, by one bottleneck after another off a heap."""
+    """Max-min rates of any of the streams of one problem, by one bottleneck after another off a heap.
+
+    Rates are kept from call to call. Where streams have only ended, those slower than the slowest of these keep their rate:
+    filling raises all streams together, so up to that rate it goes as it went before. The rest is filled into what they leave.
+    """
 
     def __init__(self, problem: Problem) -> None:
         links, streams = len(problem.capacity), len(problem.rounds)
         begin, stream = _turned(problem.start, problem.link, links)
         self._graph = (problem.start, problem.link, problem.times, begin, stream, problem.capacity, problem.limit_bytes_per_s)
         self._links = np.arange(links)
-        self._rates, self._open = np.zeros(streams), np.zeros(streams, dtype=np.bool_)
-        self._left, self._load = np.zeros(links), np.zeros(links)
+        self._on, self._open = np.zeros(streams, dtype=np.bool_), np.zeros(streams, dtype=np.bool_)
+        self._rates, self._used, self._left, self._load = np.zeros(streams), np.zeros(links), np.zeros(links), np.zeros(links)
+        self._calls = 0
 
     def fill(self, active: Ints) -> tuple[Numbers, float]:
         """Rates of the classes `active`, in their order, and the load of the fullest link as a share of its capacity."""
-        on = np.zeros(len(self._rates), dtype=np.bool_)
+        on = np.zeros(len(self._on), dtype=np.bool_)
         on[active] = True
-        fullest = _share(active, self._links, self._graph, on, self._rates, self._open, self._left, self._load)
+        ended = np.flatnonzero(self._on & ~on)
+        self._calls += 1
+        # Sums of what links carry are kept by adding and taking away; now and then they are made anew.
+        if self._calls % _AFRESH and len(ended) and not (on & ~self._on).any():
+            slowest = self._rates[ended].min() * (1 - 1e-9)
+            again = active[self._rates[active] >= slowest]
+            _take(ended, self._graph, self._rates, self._used)
+            _take(again, self._graph, self._rates, self._used)
+        else:
+            again, self._used[:] = active, 0.0
+        self._on = on
+        fullest = _share(again, self._links, self._graph, on, self._rates, self._open, self._left, (self._load, self._used))
+        np.subtract(self._graph[5], self._left, out=self._used)
         return self._rates[active], fullest
 
 
@@ -95,13 +114,26 @@ def _component(seeds: Any, graph: Any, on: Any, marks: Any, rooms: Any, stamp: i
 
 
 @_compiled
+def _take(streams: Any, graph: Any, rates: Any, used: Any) -> None:
+    """What `streams` carried is no longer used of their links."""
+    start, link, times, _, _, _, _ = graph
+    for f in streams:
+        for k in range(start[f], start[f + 1]):
+            used[link[k]] -= times[k] * rates[f]
+
+
+@_compiled
 def _share(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
-    streams: Any, links: Any, graph: Any, on: Any, fresh: Any, open_: Any, left: Any, load: Any
+    streams: Any, links: Any, graph: Any, on: Any, fresh: Any, open_: Any, left: Any, loads: Any
 ) -> float:
-    """Max-min rates of one component into `fresh`; the fullest link's load as a share of its capacity."""
+    """Max-min rates of `streams` into `fresh`; the load of the fullest of `links` as a share of its capacity.
+
+    `loads` = (room for a load by link, what others already use of each link); `left` is what is left of each in the end.
+    """
     start, link, times, begin, stream, capacity, limit = graph
+    load, used = loads
     for one in links:
-        left[one], load[one] = capacity[one], 0.0
+        left[one], load[one] = capacity[one] - used[one], 0.0
     limited = 0
     for f in streams:
         open_[f] = on[f]
@@ -175,7 +207,8 @@ def _play(graph: Any, work: Any, needs: Any, waiting: Any) -> Any:  # noqa: C901
     version, on = np.zeros(streams, np.int64), np.zeros(streams, np.bool_)
     marks = np.zeros(streams, np.int64), np.zeros(links, np.int64)
     rooms = np.zeros(streams, np.int64), np.zeros(links, np.int64)
-    fresh, open_, room, load = np.zeros(streams), np.zeros(streams, np.bool_), np.zeros(links), np.zeros(links)
+    fresh, open_, room = np.zeros(streams), np.zeros(streams, np.bool_), np.zeros(links)
+    loads = np.zeros(links), np.zeros(links)
     heap: Any = [(0.0, 0, 0)]  # when, stream, version of its end; -1: one of its messages arrives
     heap.clear()
     checks = list(range(streams))
@@ -200,7 +233,7 @@ def _play(graph: Any, work: Any, needs: Any, waiting: Any) -> Any:  # noqa: C901
             stamp += 1
             near, touched = _component(dirty, graph, on, marks, rooms, stamp)
             dirty.clear()
-            peak = max(peak, _share(near, touched, graph, on, fresh, open_, room, load))
+            peak = max(peak, _share(near, touched, graph, on, fresh, open_, room, loads))
             fillings += 1
             for f in near:
                 if on[f] and abs(fresh[f] - rate[f]) > 1e-13 * fresh[f]:

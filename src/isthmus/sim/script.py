@@ -21,7 +21,7 @@ __all__ = ["Activity", "Flows", "Script", "ScriptPlayed", "play_script"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flows:
-    """Flows that move together: their links, and one message's latency in seconds."""
+    """Flows that move together: their links, one message's latency in seconds, what one flow carries at most."""
 
     links: Ints
     latency_s: float
@@ -53,14 +53,22 @@ class Script:
     activities: list[Activity] = field(default_factory=list[Activity])
     needs: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
-    def group(self, source: Ints, target: Ints) -> int | None:
-        """Flows from `source` to `target` as one group; None where there are none."""
+    def group(self, source: Ints, target: Ints, ring: int = 0) -> int | None:
+        """Flows from `source` to `target` as one group; None where there are none.
+
+        Where `ring` says how many flows in a row close a ring, its latency is the mean over the longest chain of two laps.
+        """
         if not len(source):
             return None
         found = route(self.chart, source, target)
         wan = bool((self.chart.region[source] != self.chart.region[target]).any())
         limit = float(found.limit_bytes_per_s.min())
         latency = float(found.latency_s.max() if wan else found.latency_s.mean())
+        if ring > 1:
+            hops = found.latency_s.reshape(-1, ring)
+            # 2 (n - 1) hops: two laps but for two hops in a row, at best the two quickest.
+            longest = 2 * hops.sum(axis=1) - (hops + np.roll(hops, -1, axis=1)).min(axis=1)
+            latency = float(longest.max()) / (2 * (ring - 1))
         self.flows.append(Flows(links=found.links, latency_s=latency, limit_bytes_per_s=limit, wan=wan))
         return len(self.flows) - 1
 
@@ -70,13 +78,15 @@ class Script:
         return self._add(work, after)
 
     def send(
-        self, where: tuple[str, str], name: str, flows: int | None, size: tuple[float, float], after: Sequence[int | None]
+        self, where: tuple[str, str], name: str, flows: int | None, size: tuple[float, float, float], after: Sequence[int | None]
     ) -> int:
-        """`size` = (bytes on each flow, latencies one after another); the links are free before the latency is over."""
-        size_bytes, messages = size
+        """`size` = (bytes on each flow, latencies one after another, seconds to start); the links are free before the latency
+        is over.
+        """
+        size_bytes, messages, start_s = size
         if flows is None or size_bytes <= 0:
             return self.pause(where, name, 0.0, after)
-        latency = messages * self.flows[flows].latency_s
+        latency = messages * self.flows[flows].latency_s + start_s
         moved = Activity(process=where[0], track=where[1], name=name, seconds=0.0, size_bytes=size_bytes, flows=flows)
         index = self._add(moved, after)
         way = Activity(process=where[0], track="", name=name, seconds=latency, size_bytes=0.0, flows=flows)
@@ -113,7 +123,9 @@ def play_script(script: Script, without_wan: bool = False) -> ScriptPlayed:
         counts[:, number] = np.bincount(flows.links[flows.links >= 0], minlength=len(counts))
     used = np.flatnonzero(counts.any(axis=1))
     loads = counts[used] / script.chart.capacity[used, None]
-    rows = np.unique(loads, axis=0)
+    # What the streams of a pair of ranks carry at most, all that they have on their way together, is a link of its own.
+    held = np.diag([0.0 if np.isinf(flows.limit_bytes_per_s) else 1 / flows.limit_bytes_per_s for flows in kept])
+    rows = np.unique(np.concatenate([loads, held[held.any(axis=1)]]), axis=0) if kept else loads
     problem = _problem(script, rows, [index.get(id(f)) for f in script.flows])
     played = play_problem(problem)
     busy = np.zeros(len(counts))
@@ -133,7 +145,7 @@ def _problem(script: Script, rows: Numbers, place: list[int | None]) -> Problem:
     rows = rows / scale[:, None]
     columns = [np.flatnonzero(rows[:, at]) if at is not None else np.zeros(0, dtype=np.int64) for at in place]
     starts, links, times = [0], list[Ints](), list[Numbers]()
-    sizes, latencies, limits = list[float](), list[float](), list[float]()
+    sizes, latencies = list[float](), list[float]()
     for activity in script.activities:
         at = place[activity.flows] if activity.flows is not None else None
         lost = activity.flows is not None and at is None
@@ -143,7 +155,6 @@ def _problem(script: Script, rows: Numbers, place: list[int | None]) -> Problem:
         starts.append(starts[-1] + (len(links[-1]) if at is not None else 0))
         sizes.append(0.0 if lost else activity.size_bytes)
         latencies.append(0.0 if lost else activity.seconds)
-        limits.append(script.flows[activity.flows].limit_bytes_per_s if at is not None and activity.flows is not None else np.inf)
     count = len(script.activities)
     return Problem(
         capacity=1 / scale,
@@ -153,7 +164,7 @@ def _problem(script: Script, rows: Numbers, place: list[int | None]) -> Problem:
         size_bytes=np.array(sizes),
         rounds=np.ones(count, dtype=np.int64),
         latency_s=np.array(latencies),
-        limit_bytes_per_s=np.array(limits),
+        limit_bytes_per_s=np.full(count, np.inf),
         forever=np.zeros(count, dtype=np.bool_),
         needs=np.array([(a, b, ALL) for a, b in script.needs], dtype=np.int64).reshape(-1, 3),
         members=np.ones(count, dtype=np.int64),

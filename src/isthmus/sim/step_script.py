@@ -1,7 +1,7 @@
 """A training step of a plan as a script: compute, pipeline, buckets beside the backward pass, exchange, outer syncs.
 
 Ranks are numbered as the planner lays them out: tensor parallel innermost, then pipeline, then data parallel, region by
-region; a pipeline over regions has its stages region by region. Played: compute, sends between stages, gradients. Not
+region; a pipeline over regions has its stages region by region. Played: compute, sends between stages, gradients, coding. Not
 played, because the compute already holds it (a published MFU is measured with it): tensor, context and expert parallel
 traffic, and ZeRO's gathers inside a region.
 """
@@ -15,6 +15,7 @@ from isthmus.errors import InfeasibleError
 from isthmus.plan import Layout, Strategy
 from isthmus.sim.fabric_map import FabricMap
 from isthmus.sim.graph import Ints
+from isthmus.sim.groups import channel_orders, inner_groups
 from isthmus.sim.script import Script
 
 __all__ = ["StepAsked", "script_of"]
@@ -36,7 +37,10 @@ class StepAsked:
         wan_bytes: Whole gradient, delta or parameters as they cross the WAN, coded.
         gathered_bytes: Of one GPU, gathered in the region after an outer sync.
         activation_bytes: Of one micro-batch, on one GPU, between two stages; `crossing_bytes` as they cross the WAN, coded.
-        extra_in_flight: Micro-batches that stages before a crossing keep in flight beyond 1F1B's own.
+        extra_in_flight: By region, micro-batches that its stages keep in flight beyond 1F1B's own, for the crossings ahead.
+        coding_s: (before, after) the WAN, of one GPU for everything that it codes.
+        bucket_work_s: Of the host, before a bucket crosses.
+        exchanges: One after another over the WAN; 2 where the second depends on the first (PowerSGD).
     """
 
     strategy: Strategy
@@ -49,7 +53,10 @@ class StepAsked:
     gathered_bytes: float
     activation_bytes: float
     crossing_bytes: float
-    extra_in_flight: int = 0
+    extra_in_flight: tuple[int, ...] = ()
+    coding_s: tuple[float, float] = (0.0, 0.0)
+    bucket_work_s: float = 0.0
+    exchanges: int = 1
 
 
 def script_of(chart: FabricMap, asked: StepAsked) -> Script:
@@ -88,10 +95,15 @@ def _grid(chart: FabricMap, asked: StepAsked) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class _Wires:
-    """Groups of flows a bucket needs: in the node and on rails (with the ranks of one ring), over the WAN."""
+    """Groups of flows a bucket needs: rings over a region's replicas (or, blind to regions, over all), and over the WAN.
 
-    inner: tuple[int | None, int]
-    rails: tuple[int | None, int]
+    `members` of a ring, `channels` rings side by side in a node, its `shape` = (GPUs of a node, nodes); `ranks` of all.
+    """
+
+    rings: int | None
+    members: int
+    channels: int
+    shape: tuple[int, int]
     wan: int | None
     regions: int
     ranks: int
@@ -104,7 +116,8 @@ def _step(script: Script, asked: StepAsked, grid: Ints) -> None:
     returns = [script.group(grid[s + 1].ravel(), grid[s].ravel()) for s in range(stages - 1)]
     regions = script.chart.region[grid[:, 0, 0]]
     came: dict[tuple[str, int, int], int] = {}
-    orders = [_order(s, stages, rounds, asked.extra_in_flight if regions[s] != regions[-1] else 0) for s in range(stages)]
+    extra = asked.extra_in_flight or (0,) * len(script.chart.fabric.regions)
+    orders = [_order(s, stages, rounds, extra[regions[s]] if asked.strategy.kind == "pipeline" else 0) for s in range(stages)]
     wires = [_bucket_wires(script, asked, grid[s]) for s in range(stages)]
     last: list[int | None] = [None] * stages
     at, done = [0] * stages, 0
@@ -129,7 +142,7 @@ def _step(script: Script, asked: StepAsked, grid: Ints) -> None:
             track = f"to stage {stage + 1 if what == 'F' else stage - 1}"
             name = f"{'activations' if what == 'F' else 'gradients'} {batch}"
             coded = beyond is not None and script.flows[beyond].wan
-            amount = (asked.crossing_bytes if coded else asked.activation_bytes, 1)
+            amount = (asked.crossing_bytes if coded else asked.activation_bytes, 1, 0.0)
             came[what, stage, batch] = script.send((where[0], track), name, beyond, amount, [last[stage]])
             at[stage], done, moved = at[stage] + 1, done + 1, True
         assert moved, "a 1F1B schedule that waits for itself"
@@ -148,28 +161,27 @@ def _order(stage: int, stages: int, rounds: int, extra: int) -> list[tuple[str, 
 
 def _bucket_wires(script: Script, asked: StepAsked, replicas: Ints) -> _Wires:
     """Flows of the gradients of one stage; `replicas` are its ranks as [replica, part]."""
-    chart = script.chart
+    chart, members = script.chart, len(replicas)
     if asked.strategy.kind == "flat":
-        source, target = replicas.ravel(), np.roll(replicas, -1, axis=0).ravel()
-        return _Wires((None, 1), (script.group(source, target), len(replicas)), None, 1, replicas.size)
-    inner: list[tuple[Ints, Ints]] = []
-    rails: list[tuple[Ints, Ints]] = []
-    inside = nodes = 1
+        columns = replicas.T
+        rings = script.group(columns.ravel(), np.roll(columns, -1, axis=1).ravel(), members) if members > 1 else None
+        return _Wires(rings, members, 1, (1, 1), None, 1, replicas.size)
+    orders: list[Ints] = []
+    shapes: set[tuple[int, int, int]] = set()
     for part in range(replicas.shape[1]):
         column = replicas[:, part]
         for region in np.unique(chart.region[column]):
-            own = column[chart.region[column] == region]
-            groups = [own[chart.node[own] == node] for node in np.unique(chart.node[own])]
-            inside, nodes = max(map(len, groups)), len(groups)
-            if len({len(group) for group in groups}) > 1:
-                raise InfeasibleError("replicas are spread unevenly over nodes", "a layout that divides the nodes")
-            square = np.stack(groups)
-            if inside > 1:
-                inner.append((square.ravel(), np.roll(square, -1, axis=1).ravel()))
-            if nodes > 1:
-                rails.append((square.ravel(), np.roll(square, -1, axis=0).ravel()))
+            groups = inner_groups(chart, column[chart.region[column] == region])
+            own = channel_orders(chart, groups)
+            shapes.add((len(own), max(map(len, groups)), len(groups)))
+            orders += own
+    if len(shapes) > 1 or len({len(order) for order in orders}) > 1:
+        raise InfeasibleError("replicas are spread unevenly over nodes", "a layout that divides the nodes")
+    [(channels, inside, nodes)] = shapes
+    members = len(orders[0])
+    pairs = [(order, np.roll(order, -1)) for order in orders] if members > 1 else []
     wan, regions = _wan_group(script, replicas), len(np.unique(chart.region[replicas]))
-    return _Wires((_joined(script, inner), inside), (_joined(script, rails), nodes), wan, regions, replicas.size)
+    return _Wires(_joined(script, pairs), members, channels, (inside, nodes), wan, regions, replicas.size)
 
 
 def _joined(script: Script, pairs: list[tuple[Ints, Ints]]) -> int | None:
@@ -218,45 +230,69 @@ def _bucket(
     (process, wires), (bucket, size, share), (ready, previous) = who, part, state
     name = f"bucket {bucket}"
 
-    def go(track: str, group: int | None, amount: tuple[float, float], after: int | None) -> int:
-        made = script.send((process, track), name, group, amount, [after, previous.get(track)])
-        previous[track] = made - 1 if script.activities[made].track == "" else made
+    def go(track: str, group: int | None, amount: tuple[float, float, float], before: int | None) -> int:
+        made = script.send((process, track), name, group, amount, [before, previous.get(track)])
+        # Collectives of one communicator follow one another whole; over the WAN the next bucket leaves when the wire is free.
+        crosses = track.startswith("WAN") and script.activities[made].track == ""
+        previous[track] = made - 1 if crosses else made
         return made
 
-    (inner, inside), (rails, nodes) = wires.inner, wires.rails
+    def work(track: str, seconds: float, before: int) -> int:
+        made = previous[track] = script.pause((process, track), name, seconds, [before, previous.get(track)])
+        return made
+
+    members = wires.members
     if asked.strategy.kind == "flat":
-        go("ring over all", rails, (2 * (nodes - 1) / nodes * size, 2 * (nodes - 1)), ready)
+        start = script.chart.carriage.start_s("all-reduce", size, 1, members, "ring")
+        go("ring over all", wires.rings, (2 * (members - 1) / members * size, 2 * (members - 1), start), ready)
         return
-    near = ((inside - 1) / inside * size, inside - 1)
-    far = ((nodes - 1) / nodes * size / inside, nodes - 1)
-    at = go("reduce-scatter, node", inner, near, ready)
-    at = go("reduce-scatter, rails", rails, far, at)
+    at = go("reduce-scatter", wires.rings, _ring_amount(script, wires, "reduce-scatter", size), ready)
     if wires.wan is not None:
-        trips = 1 if wires.regions == 2 else 2
-        each = asked.wan_bytes * share / (asked.layout.pp * wires.ranks / wires.regions) / (1 if trips == 1 else wires.regions)
-        for trip in range(trips):
-            at = go(f"WAN{' back' if trip else ''}", wires.wan, (each, 1), at)
-    at = go("all-gather, rails", rails, far, at)
-    go("all-gather, node", inner, near, at)
+        at = work("encode", asked.coding_s[0] * share + asked.bucket_work_s, at)
+        for trip, each in enumerate(_crossing_amounts(asked, wires, asked.wan_bytes * share / asked.layout.pp)):
+            at = go(f"WAN, trip {trip + 1}", wires.wan, each, at)
+        at = work("decode", asked.coding_s[1] * share, at)
+    go("all-gather", wires.rings, _ring_amount(script, wires, "all-gather", size), at)
+
+
+def _ring_amount(script: Script, wires: _Wires, kind: str, size: float) -> tuple[float, float, float]:
+    """(bytes of one flow, messages in turn, start) of a reduce-scatter or all-gather of `size` in a region."""
+    steps = wires.members - 1
+    start = script.chart.carriage.start_s(kind, size, *wires.shape, "ring")
+    return steps / wires.members * size / wires.channels, steps, start
+
+
+def _crossing_amounts(asked: StepAsked, wires: _Wires, size: float) -> list[tuple[float, float, float]]:
+    """What each rank sends to each other region, trip by trip: two regions swap, more scatter and gather."""
+    shard = size / (wires.ranks / wires.regions)
+    trips = 1 if wires.regions == 2 else 2
+    each = shard if trips == 1 else shard / wires.regions
+    return [(each / asked.exchanges, 1, 0.0)] * (trips * asked.exchanges)
 
 
 def _window(script: Script, asked: StepAsked) -> None:
-    """K inner steps and the sync after them; with a delay of d, d further steps beside it, and then the wait."""
+    """K inner steps; every fragment leaves at its turn and is applied d steps later, when training waits for it.
+
+    Coding, and the gather inside the region, take the ranks' own time.
+    """
     strategy, ranks = asked.strategy, np.arange(script.chart.gpus)[:, None]
-    wires = _bucket_wires(script, asked, ranks)
-    step, where = None, ("every rank", "compute")
-    for number in range(strategy.inner_steps):
-        step = script.pause(where, f"step {number}", asked.compute_s, [step])
-    trips = 1 if wires.regions == 2 else 2
-    each = asked.wan_bytes / (wires.ranks / wires.regions) / (1 if trips == 1 else wires.regions)
-    at = step
-    for trip in range(trips):
-        at = script.send(("every rank", "WAN"), f"sync{' back' if trip else ''}", wires.wan, (each, 1), [at])
-    (inner, inside), (rails, nodes) = wires.inner, wires.rails
-    far = ((nodes - 1) / nodes * asked.gathered_bytes / inside, nodes - 1)
-    at = script.send(("every rank", "all-gather, rails"), "sync", rails, far, [at])
-    near = ((inside - 1) / inside * asked.gathered_bytes, inside - 1)
-    at = script.send(("every rank", "all-gather, node"), "sync", inner, near, [at])
-    for number in range(strategy.delay_steps):
-        step = script.pause(where, f"step {strategy.inner_steps + number}", asked.compute_s, [step])
-    script.pause(where, "sync applied", 0.0, [step, at])
+    wires, where = _bucket_wires(script, asked, ranks), ("every rank", "compute")
+    pieces = strategy.fragments
+    leaves = {(piece + 1) * strategy.inner_steps // pieces - 1: piece for piece in range(pieces)}
+    arrived: dict[int, int] = {}
+    now, wire = None, None
+    for number in range(strategy.inner_steps + strategy.delay_steps):
+        now = script.pause(where, f"step {number}", asked.compute_s, [now])
+        piece = leaves.get(number) if number < strategy.inner_steps else None
+        if piece is not None:
+            now = script.pause(where, f"encode {piece}", asked.coding_s[0] / pieces, [now])
+            sent = now
+            for each in _crossing_amounts(asked, wires, asked.wan_bytes / pieces):
+                sent = script.send(("every rank", "WAN"), f"sync {piece}", wires.wan, each, [sent, wire])
+                wire = sent - 1 if script.activities[sent].track == "" else sent
+            arrived[piece] = sent
+        due = leaves.get(number - strategy.delay_steps)
+        if due is not None:
+            amount = _ring_amount(script, wires, "all-gather", asked.gathered_bytes / pieces)
+            now = script.pause(where, f"decode {due}", asked.coding_s[1] / pieces, [now, arrived[due]])
+            now = script.send(where, f"gather {due}", wires.rings, amount, [now])

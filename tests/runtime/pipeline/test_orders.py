@@ -71,11 +71,11 @@ def test_interleaving_divides_the_bubble_by_the_chunks_a_region(regions, virtual
 def test_deep_enough_each_crossing_is_paid_once_each_way_as_the_planner_predicts(regions, round_trip, wire_s):
     # The formula has no rounding; a fixed order has none either where a round trip is a whole number of slots.
     crossing_s = max(round_trip / 2, wire_s)
-    extra = [pipeline_warm_up_extra(1.0, crossing_s, regions - 1 - region) for region in range(regions)]
+    extra = [pipeline_warm_up_extra(1.0, [crossing_s] * (regions - 1 - region)) for region in range(regions)]
     shape = Shape(regions, 1, regions + max(extra) + 8)
     link = pace(shape, crossing_s, wire_s)
     bubble_s = shape.micro_batches * (1 + pipeline_bubble_fraction(regions, shape.micro_batches))
-    exposed_s = pipeline_wan_exposed_s(shape.micro_batches, 1.0, crossing_s, wire_s, regions - 1)
+    exposed_s = pipeline_wan_exposed_s(shape.micro_batches, 1.0, [crossing_s] * (regions - 1), wire_s)
     slack_s = 1e-6 if crossing_s == round_trip / 2 else regions - 1
     assert -1e-6 <= played_s(shape, Depth(regions, tuple(extra)), link) - bubble_s - exposed_s <= slack_s
     # What is chosen is as fast, within its slack, and no deeper.
