@@ -17,7 +17,7 @@ EXAMPLES = """Examples:
 
 isthmus deploy --sites-template fabric.yaml > sites.yaml                     # fill in names, addresses, folders
 
-isthmus deploy plan.yaml --sites sites.yaml --to torchrun -o bundle -- train.py --steps 10000
+isthmus deploy plan.yaml --sites sites.yaml --to slurm -o bundle -- train.py --steps 10000
 
 isthmus deploy plan.yaml --sites sites.yaml --to network -o network      # switches, adapters, TCP, clocks
 
@@ -28,7 +28,7 @@ isthmus deploy --check bundle
 def deploy(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the command
     document: Annotated[Path | None, typer.Argument(help="The plan to hand over.", show_default=False)] = None,
     script: Annotated[list[str] | None, typer.Argument(help="After --: training script, arguments.", show_default=False)] = None,
-    to: Annotated[str | None, typer.Option("--to", help="For what, such as torchrun.", show_default=False)] = None,
+    to: Annotated[str | None, typer.Option("--to", help="For what, such as slurm.", show_default=False)] = None,
     sites: Annotated[Path | None, typer.Option("--sites", help="sites.yaml: nodes, addresses, folders.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for the bundle.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files there that were edited or are not ours.")] = False,

@@ -46,6 +46,7 @@ class Target:
 
 
 TARGETS: dict[str, Target] = {
+    "slurm": Target("isthmus.deploy.slurm", "a job a region for sbatch, and topology files"),
     "torchrun": Target("isthmus.deploy.torchrun", "a script to start on every node, for those without a scheduler"),
     "network": Target("isthmus.deploy.network", "switches, adapters, TCP between regions, clocks", script=False),
 }
