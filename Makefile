@@ -8,7 +8,7 @@ SEED ?= 0
 RUNS ?= 0-19
 WORKLOAD ?= examples/workloads/llama-3-8b-256k.yaml
 
-.PHONY: try test test-tunnel check bench accuracy bench-codecs bench-peers quality prediction accuracy-steps bench-layouts chaos chaos-sample fuzz doctor-accuracy fuzz-doctor clean help
+.PHONY: try test test-tunnel test-slurm check bench accuracy bench-codecs bench-peers quality prediction accuracy-steps bench-layouts chaos chaos-sample fuzz doctor-accuracy fuzz-doctor clean help
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -29,6 +29,10 @@ try: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -q
 	$(BIN)/python -m pytest -q -m tunnel -p no:randomly
+
+## make test-slurm  two real Slurm clusters in the wind tunnel train together; root, Debian's slurmctld and slurmd (about two minutes)
+test-slurm: $(STAMP)
+	$(BIN)/python -m pytest -q -rs -s -m slurm -p no:randomly tests/deploy
 
 ## make check    formatters, linters, types, import contracts
 check: $(STAMP)

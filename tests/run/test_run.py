@@ -91,6 +91,8 @@ def test_a_node_of_a_region_gets_its_torchrun_command_and_variables(plan: Path) 
     command, variables = region_command(request)
     assert command[1:3] == ["-m", "torch.distributed.run"]
     assert {"--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "5"} < set(command)
+    assert "is_host=1" in command  # not left to what the node's own name resolves to
+    assert "is_host=0" in region_command(replace(request, node_rank=1))[0]
     assert command[-2:] == [str(plan), "--steps"]  # the script and its arguments come last
     assert variables["ISTHMUS_REGION"] == "west"
     assert variables["ISTHMUS_COORDINATOR"] == "tcp://127.0.0.1:29700"

@@ -76,7 +76,9 @@ def doctor(  # noqa: PLR0913
     if not paths and not live:
         raise InputError("isthmus doctor", "nothing to read", "give files, a bundle, - for standard input, or --live")
     report = diagnose(_documents(paths or [], live), _expected(fabric), version_of(nccl))
-    if live and not paths and not _HARDWARE & {kind for file in report.files for kind in file.kinds}:
+    hardware = bool(_HARDWARE & {kind for file in report.files for kind in file.kinds})
+    # A dead GPU may leave nothing but its line in the kernel's log.
+    if live and not paths and not hardware and not any(finding.severity in {"FATAL", "ERROR"} for finding in report.findings):
         print("Nothing here to judge: no GPU, no NVSwitch and no RDMA device answered on this machine.")
         return
     try:

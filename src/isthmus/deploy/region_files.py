@@ -54,7 +54,7 @@ def node_script(request: Request, site: Site) -> str:
         *_find_itself(),
         "",
         "check() {",
-        *[f"  {line}" for line in _checks(request, keys is not None)],
+        *[f"  {line}" for line in _checks(request, site, keys is not None)],
         "}",
         "",
         "run() {",
@@ -84,7 +84,8 @@ def _find_itself() -> list[str]:
     ]
 
 
-def _checks(request: Request, keys: bool) -> list[str]:
+def _checks(request: Request, site: Site, keys: bool) -> list[str]:
+    topology_file = site.entry.topology_file
     lines = [
         '[ -x "$python" ] || refuse "there is no Python at $python (sites.yaml, python)"',
         '"$python" -c \'import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, ("isthmus", "torch"))))\' ||',
@@ -101,9 +102,12 @@ def _checks(request: Request, keys: bool) -> list[str]:
             'mode=$(stat -L -c %a "$keys/$region.key")',
             '(( (8#$mode & 8#077) == 0 )) || refuse "$keys/$region.key may be read by others (mode $mode): chmod 600 it"',
         ]
+    if topology_file is not None:
+        lines.append(f'[ -r {topology_file} ] || refuse "{topology_file} cannot be read (sites.yaml, topology_file)"')
     if request.health_check:
         lines += [
-            'report=$(mktemp)',
+            "source env.sh",
+            "report=$(mktemp)",
             'if ! "$python" -m isthmus doctor --live --fatal > "$report" 2>&1; then',
             '  cat "$report" >&2; rm -f "$report"',
             '  refuse "the doctor found a fault that no run survives (above)"',

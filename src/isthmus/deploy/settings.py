@@ -67,6 +67,9 @@ def _interfaces(site: Site) -> list[Setting]:
     if site.entry.hcas is not None:
         reason = "only these adapters carry training; = asks for exact names, since mlx5_1 alone also means mlx5_10"
         found.append(Setting("NCCL_IB_HCA", "=" + ",".join(site.entry.hcas), reason, f"sites.yaml, hcas; {_NCCL_DOCS}"))
+    if site.entry.topology_file is not None:
+        reason = "a virtual machine hides its PCIe tree, and NCCL then pairs GPUs with far adapters; this file has the true one"
+        found.append(Setting("NCCL_TOPO_FILE", site.entry.topology_file, reason, f"sites.yaml, topology_file; {_NCCL_DOCS}"))
     return found
 
 

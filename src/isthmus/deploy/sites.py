@@ -56,7 +56,7 @@ class SlurmEntry(Document):
     partition: Word | None = Field(default=None, description="As sbatch --partition.")
     account: Word | None = Field(default=None, description="As sbatch --account.")
     qos: Word | None = Field(default=None, description="As sbatch --qos.")
-    time: SlurmTime | None = Field(default=None, description="Limit, such as 2-00:00:00.")
+    time: SlurmTime | None = Field(default=None, description="Limit, in quotes, such as '2-00:00:00'.")
     gres: Word | None = Field(default=None, description="GPUs of a node: gpu:N if left out, none where Slurm knows no GPUs.")
     exclusive: bool = Field(default=True, description="Whole nodes, as sbatch --exclusive.")
     switches: Annotated[int, Field(ge=1, le=1000)] | None = Field(default=None, description="As sbatch --switches.")
@@ -109,6 +109,9 @@ class SiteEntry(Document):
     )
     hcas: Annotated[list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+(:\d+)?$")]], Field(min_length=1)] | None = Field(
         default=None, description="RDMA devices for training, such as [mlx5_0, mlx5_3]; all active ones if left out."
+    )
+    topology_file: PathText | None = Field(
+        default=None, description="On the nodes: NCCL's topology of the node, where a virtual machine hides its own."
     )
     restarts: Annotated[int, Field(ge=0, le=1000)] = Field(default=3, description="How often a failed region starts again.")
     slurm: SlurmEntry | None = Field(default=None, description="Such as {partition: gpu, time: 2-00:00:00}.")

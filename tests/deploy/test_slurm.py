@@ -1,0 +1,163 @@
+"""Two Slurm clusters in two regions train one model together, from the files that `isthmus deploy` wrote, unedited."""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from isthmus.emulate import open_tunnel
+from isthmus.emulate.topology import EmulatedLink
+
+from .slurm_clusters import Cluster, metrics_lines, wait_for
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+STEPS = 400
+FABRIC = """
+name: Two Slurm clusters
+regions:
+  east:
+    nodes: [{count: 2, kind: hgx-h100, gpus: 1}]
+    network: {kind: ethernet, rate: 10 Gb/s}
+  west:
+    nodes: [{count: 2, kind: hgx-h100, gpus: 1}]
+    network: {kind: ethernet, rate: 10 Gb/s}
+wan: [{between: [east, west], rate: 200 Mb/s, rtt: 10 ms}]
+"""
+# The example script as it stands, on data that come as slowly as a file says: so that the test can wait for what it waits for.
+PACED = """
+import runpy, sys, time
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from torch.utils import data
+pace, script, *arguments = sys.argv[1:]
+class Paced(data.TensorDataset):
+    def __getitem__(self, index):
+        time.sleep(float(Path(pace).read_text()) / 4)
+        return super().__getitem__(index)
+data.TensorDataset = Paced
+sys.argv = [script, *arguments]
+runpy.run_path(script, run_name="__main__")
+"""
+REASONS = [
+    *([] if all(map(shutil.which, ("slurmctld", "slurmd", "sbatch"))) else ["Slurm is not installed (Debian: slurmctld slurmd)"]),
+    *([] if os.getuid() == 0 else ["slurmd needs root"]),
+]
+pytestmark = [pytest.mark.slurm, pytest.mark.skipif(bool(REASONS), reason="; ".join(REASONS)), pytest.mark.timeout(280)]
+
+
+def _isthmus(folder: Path, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-m", "isthmus", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _sites(folder: Path, addresses: dict[str, list[str]]) -> str:
+    regions = "".join(
+        f"  {name}: {{folder: {folder}/bundle/{name}, python: {sys.executable}, keys: {folder}/keys, interface: eth0,"
+        f" slurm: {{partition: gpu, gres: none, switches: 1, time: '30'}},"
+        f" nodes: [{', '.join(f'{{name: {name}-n{n}, address: {host}}}' for n, host in enumerate(hosts, 1))}]}}\n"
+        for name, hosts in addresses.items()
+    )
+    coordinator = f"{{address: '{addresses['east'][0]}:29700', folder: {folder}/coordinator, python: {sys.executable}}}"
+    return f"version: 1\nfabric: fabric.yaml\ncertificates: keys\ncoordinator: {coordinator}\nregions:\n{regions}"
+
+
+def test_two_clusters_train_together_and_a_lost_node_costs_its_region_one_window(tmp_path: Path) -> None:
+    os.chmod(tmp_path, 0o755)
+    (tmp_path / "fabric.yaml").write_text(FABRIC)
+    (tmp_path / "paced.py").write_text(PACED)
+    pace = tmp_path / "pace"
+    pace.write_text("0.02")
+    link = EmulatedLink(between=("east", "west"), rate_bytes_per_s=25e6, rtt_s=0.01)
+    with open_tunnel({"east": 2, "west": 2}, [link]) as tunnel:
+        addresses = {name: [tunnel.address(name, node) for node in range(2)] for name in ("east", "west")}
+        (tmp_path / "sites.yaml").write_text(_sites(tmp_path, addresses))
+        _isthmus(tmp_path, "plan", "fabric.yaml", str(ROOT / "examples/workloads/tiny.yaml"), "-o", "plan.yaml")
+        _isthmus(tmp_path, "keys", "east", "west", "-o", "keys")
+        (tmp_path / "coordinator").mkdir()
+        (tmp_path / "coordinator" / "keys").symlink_to(tmp_path / "keys")
+        script = [str(tmp_path / "paced.py"), str(pace), str(ROOT / "examples/train.py"), str(STEPS)]
+        _isthmus(tmp_path, "deploy", "plan.yaml", "--sites", "sites.yaml", "--to", "slurm", "-o", "bundle", "--", *script)
+        bundle = tmp_path / "bundle"
+        clusters = {
+            name: Cluster(tunnel, name, [f"{name}-n1", f"{name}-n2"], tunnel.folder / name, _topology(bundle, name))
+            for name in ("east", "west")
+        }
+        tunnel.start("east", 0, ["bash", str(bundle / "coordinator" / "start.sh")], measuring=True)
+        for cluster in clusters.values():
+            cluster.start()
+        jobs = {name: each.run("sbatch", "--parsable", f"{bundle}/{name}/job.sbatch").strip() for name, each in clusters.items()}
+        west = clusters["west"]
+
+        def said() -> str:
+            found = [path.read_text(errors="replace")[-3000:] for path in sorted(bundle.glob("*/*.out"))]
+            return "\n---\n".join([*found, *(cluster.logs() for cluster in clusters.values())])
+
+        def step(region: str) -> int:
+            lines = [line for line in metrics_lines(bundle / region / "metrics", region, 0) if line["kind"] == "step"]
+            return lines[-1]["step"] if lines else 0
+
+        wait_for("both regions train", lambda: min(step("east"), step("west")) >= 60, 90, said)
+        assert west.kill_node("west-n2") >= 2  # slurmd and a rank at least
+        pace.write_text("0.5")  # east has time: what follows takes as long as Slurm takes
+        before = step("east")
+        wait_for("the job of the lost node back in the queue", lambda: west.job(jobs["west"])["Restarts"] == "1", 60, said)
+        west.start_node("west-n2")
+        wait_for("the node back", lambda: west.idle() == 2, 30, said)
+        wait_for("west's job on its nodes again", lambda: west.released(jobs["west"]), 30, said)
+        wait_for("west in the run again", lambda: _rejoined(bundle), 90, said)
+        assert before < step("east") < STEPS  # it trained on meanwhile
+        pace.write_text("0")
+        for name, cluster in clusters.items():
+            state = wait_for(f"{name} done", lambda c=cluster, n=name: _ended(c, jobs[n]), 60, said)
+            assert state == "COMPLETED", said()
+        assert clusters["west"].job(jobs["west"])["Restarts"] == "1"
+    _check_history(tmp_path, bundle)
+
+
+def _topology(bundle: Path, region: str) -> str:
+    return (bundle / region / "topology.conf").read_text()
+
+
+def _rejoined(bundle: Path) -> bool:
+    lines = metrics_lines(bundle / "west" / "metrics", "west", 0)
+    starts = [number for number, line in enumerate(lines) if line["kind"] == "start"]
+    return len(starts) == 2 and any(line["kind"] == "round" and len(line["counted"]) == 2 for line in lines[starts[1] :])
+
+
+def _ended(cluster: Cluster, job: str) -> str:
+    state = cluster.job(job)["JobState"]
+    return state if state not in {"RUNNING", "COMPLETING", "PENDING"} else ""
+
+
+def _check_history(folder: Path, bundle: Path) -> None:
+    """Loss falls; all hold the same bits; every token of the survivor was counted once, the other lost at most its window."""
+    from chaos.checks import Rules, check, losses
+    from chaos.history import read_history
+
+    together = folder / "metrics"
+    together.mkdir()
+    for path in bundle.glob("*/metrics/*.jsonl"):
+        shutil.copy(path, together)
+    history = read_history(together)
+    steps = [line["loss"] for line in metrics_lines(together, "east", 0) if line["kind"] == "step"]
+    assert len(steps) == STEPS
+    assert statistics.mean(steps[-20:]) < 0.75 * statistics.mean(steps[:20])
+    ends = [stretches[-1].end for stretches in history.ranks.values()]
+    assert len(ends) == 4
+    assert len({end["hash"] for end in ends if end is not None}) == 1, ends
+    window = 64 * 32 * 2 * 20
+    rules = Rules(detect_s=5, grace_s=None, slow_s=1, window_tokens={"east": window, "west": window})
+    broken = [found for found in check(history, (), rules) if found.law in {"agreement", "arithmetic", "counted"}]
+    assert not broken
+    lost = {region: sum(loss.tokens for loss in losses(history) if loss.region == region) for region in ("east", "west")}
+    assert lost["east"] == 0
+    assert 0 <= lost["west"] <= window
+    print(json.dumps({"loss": [steps[0], steps[-1]], "lost_tokens": lost}))
