@@ -72,7 +72,7 @@ MISUSE = {
     ),
     "a region without a route": (
         lambda: _edit("fabric.yaml", "wan:\n  - {", "wan: [] #"),
-        "fabric.yaml:",
+        "no link joins the region 'shanghai' to 'shenzhen'",
     ),
     "too few nodes": (
         lambda: _edit("sites.yaml", "      - {name: shenzhen-1, address: 10.1.0.1}\n", ""),

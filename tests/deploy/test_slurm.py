@@ -12,12 +12,13 @@ import pytest
 
 from isthmus.emulate import open_tunnel
 from isthmus.emulate.topology import EmulatedLink
+from isthmus.plan import load_plan
 
 from .slurm_clusters import Cluster, metrics_lines, wait_for
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
-STEPS = 400
+STEPS = 300
 FABRIC = """
 name: Two Slurm clusters
 regions:
@@ -108,9 +109,9 @@ def test_two_clusters_train_together_and_a_lost_node_costs_its_region_one_window
         assert west.kill_node("west-n2") >= 2  # slurmd and a rank at least
         pace.write_text("0.5")  # east has time: what follows takes as long as Slurm takes
         before = step("east")
-        wait_for("the job of the lost node back in the queue", lambda: west.job(jobs["west"])["Restarts"] == "1", 60, said)
+        wait_for("the job of the lost node back in the queue", lambda: west.job(jobs["west"])["JobState"] == "PENDING", 60, said)
         west.start_node("west-n2")
-        wait_for("the node back", lambda: west.idle() == 2, 30, said)
+        wait_for("the node back", lambda: west.idle() == 2 and west.told_to_end("west-n2"), 60, said)
         wait_for("west's job on its nodes again", lambda: west.released(jobs["west"]), 30, said)
         wait_for("west in the run again", lambda: _rejoined(bundle), 90, said)
         assert before < step("east") < STEPS  # it trained on meanwhile
@@ -153,11 +154,15 @@ def _check_history(folder: Path, bundle: Path) -> None:
     ends = [stretches[-1].end for stretches in history.ranks.values()]
     assert len(ends) == 4
     assert len({end["hash"] for end in ends if end is not None}) == 1, ends
-    window = 64 * 32 * 2 * 20
+    strategy = load_plan(bundle / "plan.yaml").strategy
+    step_tokens = sum(each[0].steps[1]["tokens"] for (region, _), each in history.ranks.items() if region == "west")
+    window = step_tokens * (strategy.inner_steps + strategy.delay_steps)
     rules = Rules(detect_s=5, grace_s=None, slow_s=1, window_tokens={"east": window, "west": window})
-    broken = [found for found in check(history, (), rules) if found.law in {"agreement", "arithmetic", "counted"}]
-    assert not broken
+    # A delayed round is committed some steps after the window that it counts, so the law `counted` is held in sum, by `losses`.
+    assert [found for found in check(history, (), rules) if found.law in {"agreement", "arithmetic"}] == []
     lost = {region: sum(loss.tokens for loss in losses(history) if loss.region == region) for region in ("east", "west")}
     assert lost["east"] == 0
     assert 0 <= lost["west"] <= window
-    print(json.dumps({"loss": [steps[0], steps[-1]], "lost_tokens": lost}))
+    total = max(line["total"] for _, _, line in history.rounds())
+    ends_at = [round(loss, 3) for loss in (steps[0], steps[-1])]
+    print(json.dumps({"loss": ends_at, "counted_tokens": total, "lost_tokens": lost, "window": window}))

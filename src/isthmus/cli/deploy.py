@@ -103,9 +103,14 @@ def _check(folder: Path, as_json: bool) -> None:
     else:
         _say(found, sys.stdout)
         errors = sum(finding.severity == "error" for finding in found)
-        print(f"{folder}: {errors} errors, {len(found) - errors} warnings", file=sys.stderr if errors else sys.stdout)
+        counts = f"{_count(errors, 'error')}, {_count(len(found) - errors, 'warning')}"
+        print(f"{folder}: {counts}", file=sys.stderr if errors else sys.stdout)
     if any(finding.severity == "error" for finding in found):
         raise typer.Exit(2)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _stop_at_errors(found: "list[Finding]", *, shown: bool = False) -> None:

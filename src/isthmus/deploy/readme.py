@@ -40,7 +40,7 @@ Written by `isthmus deploy`. `isthmus deploy --check .` says whether these files
 
 {numbered}
 
-All regions have to come within {plan.survival.start_s:g} s of each other. Training begins when they have.
+{_meeting(request)}
 
 ## What happens when something fails
 
@@ -74,6 +74,20 @@ def _coordinator_steps(request: Request) -> list[str]:
         f" copy `coordinator/start.sh` to `{entry.folder}` and run it there. A restart goes on from its journal; for another run"
         f" move `{entry.folder}/coordinator.journal` away first."
     ]
+
+
+def _meeting(request: Request) -> str:
+    survival, regions = request.plan.survival, len(request.sites.sites)
+    if regions == 1:
+        return "Training begins when all nodes have come."
+    if request.coordinator is None:
+        return "Start all regions within two minutes of each other: without a coordinator nobody waits longer (`isthmus.join`)."
+    wanted = survival.start_regions or regions
+    return (
+        f"Training begins when {wanted} of {regions} regions have come; the first waits {survival.start_s:g} s for that. Where"
+        " a queue may hold one for longer, set `survival.start_s` in plan.yaml to that time, or `start_regions: 1`: the first"
+        " then trains alone until the others come. Then run `isthmus deploy` again."
+    )
 
 
 def _failures(request: Request) -> str:

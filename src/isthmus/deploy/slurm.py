@@ -158,7 +158,8 @@ def _steps(site: Site) -> list[str]:
         "First every node is checked; exit code 78 means that one is not fit or something is missing. Then the ranks start.",
         f"Ranks that fail are started again by torchrun, up to {restarts} times; where that does not help, or a node is lost, the"
         f" job goes back into the queue, after failures up to {restarts} times. Slurm holds it there for about two minutes;"
-        " `scontrol update JobId=JOB StartTime=now` ends that.",
+        " `scontrol update JobId=JOB StartTime=now` ends that, but not within half a minute of a lost node's return: the node may"
+        " take the end of the job's earlier life, which it is told late, for that of the new one.",
         "Near its time limit the job goes back into the queue by itself, and the region finds its way into the run again.",
         f"It runs on {nodes} and nowhere else: other regions know every rank by its address.",
     ]
