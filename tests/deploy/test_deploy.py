@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.deploy.sites import CoordinatorEntry, NodeEntry, SiteEntry, SitesDocument, SlurmEntry
 from isthmus.deploy.targets import TARGETS
 from isthmus.runtime.environment import read_members
 
@@ -146,3 +147,11 @@ def test_a_template_is_refused_until_it_is_filled_in(given: Path, isthmus: Isthm
 def test_a_target_that_does_not_exist_is_named_with_the_nearest_one(given: Path, isthmus: Isthmus) -> None:
     code, _, errors = isthmus(*deploy_arguments("torchrn"))
     assert (code, errors) == (2, "error: --to: 'torchrn' is no target\n  hint: did you mean 'torchrun'?\n")
+
+
+def test_the_reference_page_has_every_key_of_sites_with_its_meaning() -> None:
+    page = (EXAMPLES.parent / "docs" / "reference" / "sites.md").read_text()
+    for model in (SitesDocument, CoordinatorEntry, SiteEntry, NodeEntry, SlurmEntry):
+        for name, field in model.model_fields.items():
+            assert f"| `{name}` | " in page
+            assert (field.description or "") in page
