@@ -296,7 +296,7 @@ def test_a_peer_that_vanishes_inside_a_frame_and_listens_no_more_is_lost_at_once
     assert isinstance(error, PeerLostError)
     assert "nobody listens at r1/0" in str(error)
     assert "inside a frame of tag 0x5" in str(error)
-    assert time.monotonic() - started_s < 2.0
+    assert time.monotonic() - started_s < 8.0
 
 
 def test_only_the_given_address_is_listened_on():
