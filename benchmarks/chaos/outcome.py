@@ -26,7 +26,8 @@ class Outcome:
         findings: Laws that were broken.
         left: Faults that did not get their turn.
         step, loss: Last step, and the held-out loss after it (nats per byte).
-        calm_loss: The same without faults.
+        tokens: Committed, over all regions; without those of branches that gave way.
+        calm_loss: The same without faults, after as many tokens.
         seconds: The run took; without the run without faults.
     """
 
@@ -35,6 +36,7 @@ class Outcome:
     findings: list[Finding] = field(default_factory=list[Finding])
     left: list[Fault] = field(default_factory=list[Fault])
     step: int = 0
+    tokens: int = 0
     loss: float | None = None
     calm_loss: float | None = None
     seconds: float = 0.0
@@ -44,7 +46,8 @@ class Outcome:
         scenario = asdict(self.scenario) | {"faults": len(self.scenario.faults), "what": describe(self.scenario)}
         return {
             "scenario": scenario, "rows": self.rows, "findings": [asdict(finding) for finding in self.findings],
-            "left": len(self.left), "step": self.step, "loss": self.loss, "calm_loss": self.calm_loss, "seconds": self.seconds,
+            "left": len(self.left), "step": self.step, "tokens": self.tokens, "loss": self.loss,
+            "calm_loss": self.calm_loss, "seconds": self.seconds,
         }  # fmt: skip
 
 
@@ -101,7 +104,8 @@ def show(runs: Mapping[int, Kept]) -> int:
             print(f"{kind:14s} {len(own):6d} {idle_s:20.1f} s {healed_s:17.1f} s {lost:12d} tokens{more}")
     ratios = [run["loss"] / run["calm_loss"] for run in runs.values() if run["loss"] and run["calm_loss"]]
     if ratios:
-        print(f"final held-out loss: {min(ratios):.4f} to {max(ratios):.4f} x that of the same run without faults")
+        span = f"{min(ratios):.4f} to {max(ratios):.4f}"
+        print(f"final held-out loss: {span} x that of the same run without faults after as many tokens")
     wrong, left = sum(len(run["findings"]) for run in runs.values()), sum(run["left"] for run in runs.values())
     print(f"{len(rows)} faults in {len(runs)} runs; {wrong} findings; {left} faults did not get their turn")
     return int(wrong + left > 0)
@@ -110,7 +114,8 @@ def show(runs: Mapping[int, Kept]) -> int:
 def _show_run(number: int, run: Kept) -> None:
     line = f"run {number} ({run['scenario']['what']}): {len(run['rows'])} faults in {run['seconds']:.0f} s"
     if run["loss"] and run["calm_loss"]:
-        line += f", held-out loss {run['loss']:.4f} at step {run['step']} = {run['loss'] / run['calm_loss']:.4f} x without faults"
+        line += f", held-out loss {run['loss']:.4f} after {run['tokens']} tokens"
+        line += f" = {run['loss'] / run['calm_loss']:.4f} x without faults"
     print(line)
     for finding in run["findings"]:
         print(f"  {finding['law']}: {finding['text']}")

@@ -5,7 +5,8 @@
 A run trains over 2, 3 or 4 regions (one of them with two ranks): local steps in lockstep, with a grace or in the background, or
 every step; with the built-in coordinator or three members of etcd; in the clear or with TLS; two sides that cannot reach each
 other wait or go on apart. Each fault begins when two rounds of all regions have passed since the last one healed. The final
-held-out loss is compared with that of the same run without faults, at the same step. `--sample` is for CI: 20 faults in three
+held-out loss is compared with that of the same run without faults after as many committed tokens: while a region is away a
+step counts fewer of them, so that steps would be compared with ones of more data. `--sample` is for CI: 20 faults in three
 runs, one freeze, other waits shortened. With `--results` runs are kept in a file, and the report is of all that it holds.
 """
 
@@ -23,7 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from chaos.checks import Finding, Happened, Rules, check
 from chaos.faults import KINDS, Scenario, draw
 from chaos.fleet import (
+    BATCH,
     DETECT_S,
+    POSITIONS,
     STEP_S,
     Fleet,
     Setup,
@@ -66,6 +69,7 @@ def run_scenario(scenario: Scenario, nursery: Nursery, folder: Path) -> Outcome:
     outcome.findings += check(history, happened, rules)
     outcome.rows, outcome.left = [row_of(each, history) for each in happened], list(scenario.faults[len(happened) :])
     outcome.step, outcome.loss = final_loss(history)
+    outcome.tokens = max(((line["t"], line["total"]) for _, _, line in history.rounds()), default=(0.0, 0))[1]
     outcome.seconds = time.monotonic() - begun_s
     return outcome
 
@@ -121,7 +125,9 @@ def compare(outcome: Outcome, nursery: Nursery, folder: Path) -> None:
     """Note the loss without faults, and whether the run's is too far above."""
     if outcome.loss is None:
         return
-    outcome.calm_loss = calm_loss(outcome.scenario, outcome.step, nursery, folder)
+    step_tokens, inner = BATCH * POSITIONS * sum(outcome.scenario.regions.values()), inner_steps(outcome.scenario)
+    steps = inner * max(1, round(outcome.tokens / step_tokens / inner))
+    outcome.calm_loss = calm_loss(outcome.scenario, steps, nursery, folder)
     ratio = outcome.loss / outcome.calm_loss
     if ratio > 1 + LOSS_BOUND:
         outcome.findings.append(Finding("loss", f"{outcome.loss:.4f}, {ratio:.4f} x {outcome.calm_loss:.4f} without faults"))

@@ -11,6 +11,7 @@ under way, random generators, data position) is a file a rank, read with `weight
 `.metadata` is a pickle of torch's: load your own checkpoints only.
 """
 
+import contextlib
 import random
 import re
 import shutil
@@ -203,7 +204,8 @@ def forget(folder: Path, region: str, keep: int) -> None:
     own = sorted(path for path in folder.glob(f"step-*/{region}") if _STEP.search(path.parent.name))
     for path in own[: max(0, len(own) - keep)]:
         shutil.rmtree(path, ignore_errors=True)
-        if not any(path.parent.iterdir()):
+        # Other regions forget theirs at the same time: the step's folder goes with whoever is last, and may be gone.
+        with contextlib.suppress(OSError):
             path.parent.rmdir()
 
 
