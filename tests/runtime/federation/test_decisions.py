@@ -159,6 +159,32 @@ def test_whatever_fails_no_round_is_committed_twice_differently_and_all_meet_aga
     assert len({tuple(region.history[:shortest]) for region in model.regions.values()}) == 1
 
 
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), regions=st.integers(2, 5))
+@example(seed=303, regions=5)  # a side gave way to a branch that all had left meanwhile
+def test_partitions_alone_never_lose_the_state_whichever_branches_give_way(seed: int, regions: int) -> None:
+    model = Model(seed, regions, "continue")
+    for _ in range(400):
+        if model.random.random() < 0.08:
+            model.disturb(without=("kill", "lose", "expire"))
+        else:
+            model.act()
+    model.calm()
+    assert settled(model, 8000), "\n".join(model.trace[-30:])
+    assert not model.lost, "\n".join(model.trace[-80:])
+
+
+def test_a_side_that_goes_on_apart_does_not_keep_the_other_waiting() -> None:
+    view, old = regrouping({"a": "bc", "b": "a", "c": "a"}, regions=3)
+    rules = Rules(order=NAMES, start_regions=3, on_partition="continue")
+    apart = Generation(number=5, regions=("b", "c"), incarnations=("b1", "c1"), branch="b")
+    left = {("", 4): {"a": view.records["", 4]["a"]}}
+    view = replace(view, generations={**view.generations, "b": apart}, records=left)
+    found = decide_regroup(view, old, "a", rules, waited=False)
+    assert isinstance(found, Form)
+    assert found.generation.regions == ("a",)
+
+
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_lone_early_starter_does_not_run_off(seed: int) -> None:

@@ -1,5 +1,7 @@
 """Two branches after a partition: however stale what each knows of the other, only one of them gives way."""
 
+from dataclasses import replace
+
 import pytest
 
 from isthmus.plan import Survival
@@ -7,6 +9,7 @@ from isthmus.runtime.environment import Members
 from isthmus.runtime.federation.coordinator import serving
 from isthmus.runtime.federation.facts import View
 from isthmus.runtime.federation.generation import Generation
+from isthmus.runtime.federation.ledger import dump, read_view
 from isthmus.runtime.federation.lookout import Lookout
 from isthmus.runtime.federation.store import open_store
 from isthmus.runtime.loopback import free_ports
@@ -23,24 +26,32 @@ class Side(Lookout):
         super().__init__(open_store(address), region, members, Survival(on_partition="continue"), "run")
         self.probe, self.say, self._generation = (lambda *_: "open"), (lambda _: None), BRANCHES[region]
 
-    def look(self) -> None:
+    def read(self) -> View:
         ahead = {region: 0 if region == self.region else 1000 for region in REGIONS}
-        self._look_for_heal(BRANCHES[self.region], View(live=LIVE, generations=BRANCHES, progress=ahead))
+        return replace(read_view(self._ledger, self._store.list(self._ledger.prefix)), progress=ahead)
+
+    def look(self, view: View) -> None:
+        self._look_for_heal(BRANCHES[self.region], view)
 
     @property
     def leaves(self) -> bool:
         return self._superseded
 
 
+@pytest.mark.parametrize("stale", [False, True])
 @pytest.mark.parametrize("first", REGIONS)
-def test_of_two_branches_that_find_each_other_ahead_only_the_first_to_say_so_gives_way(first: str) -> None:
+def test_of_two_branches_that_find_each_other_ahead_only_the_first_to_say_so_gives_way(first: str, stale: bool) -> None:
     (port,) = free_ports(1)
     members = Members.model_validate({"regions": [{"name": name, "rails": [f"127.0.0.1:{port}"]} for name in REGIONS]})
     with serving(("127.0.0.1", port)):
         sides = {region: Side(f"tcp://127.0.0.1:{port}", region, members) for region in REGIONS}
         order = [first, *(region for region in REGIONS if region != first)]
+        for region in REGIONS:
+            ledger = sides[region]._ledger
+            sides[region]._store.txn({}, {ledger.generation(region): dump(BRANCHES[region]), ledger.live(region): LIVE[region]})
+        views = {region: sides[region].read() for region in REGIONS}
         for region in [*order, *order]:  # looking again changes nothing
-            sides[region].look()
+            sides[region].look(views[region] if stale else sides[region].read())
             assert [other for other in REGIONS if sides[other].leaves] == [first]
         for side in sides.values():
             side._store.close()

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from isthmus.plan import OnPartition
 from isthmus.runtime.federation.decisions import decide_regroup
 from isthmus.runtime.federation.entry import decide_entry
-from isthmus.runtime.federation.facts import Ask, Follow, Form, Join, Record, Rules, Stall, View, best_branch
+from isthmus.runtime.federation.facts import Ask, Follow, Form, Join, Record, Rules, Stall, View, best_branch, gives_way
 from isthmus.runtime.federation.generation import Generation
-from isthmus.runtime.federation.ledger import Ledger, dump, read_view
+from isthmus.runtime.federation.ledger import Ledger, dump, give_way, read_view, succeed
 from isthmus.runtime.federation.table import Table
 
 LEDGER = Ledger("run")
@@ -35,6 +35,7 @@ class Region:
     left: bool = False
     recorded: bool = False
     seen: View | None = None
+    heal: View | None = None
 
     @property
     def runs(self) -> bool:
@@ -55,6 +56,7 @@ class Model:
         self.committed: dict[tuple[int, int], Entry] = {}  # of each beginning and round
         self.beginnings: dict[int, int] = {}
         self.drawn = 0
+        self.trained = self.lost = False  # some round was committed; and then nobody held a state when all began anew
         self.viewed = (0, View())
         self.trace: list[str] = []
         for region in self.regions.values():
@@ -72,13 +74,14 @@ class Model:
         region.incarnation, region.generation, region.left = f"{region.name}{self.drawn}", None, False
         region.recorded = False
         region.stateful, region.history, region.voted, region.tokens, region.seen = False, [], None, 0, None
+        region.heal = None
         if self.reaches_store(region):
             self.register(region)
 
     def kill(self, region: Region) -> None:
         region.up = False
 
-    def disturb(self) -> None:
+    def disturb(self, without: tuple[str, ...] = ()) -> None:
         region = self.random.choice(list(self.regions.values()))
         other = self.random.choice([name for name in self.regions if name != region.name])
         pair = frozenset((region.name, other))
@@ -93,7 +96,7 @@ class Model:
             "find": lambda: self.no_store.discard(region.name),
             "expire": lambda: self.expire(region),
         }
-        kind = self.random.choice([*faults, "expire"])
+        kind = self.random.choice([kind for kind in [*faults, "expire"] if kind not in without])
         self.trace.append(f"{kind} {region.name} {other}")
         faults[kind]()
 
@@ -183,12 +186,15 @@ class Model:
             self.look(region)
 
     def train(self, region: Region) -> None:
-        if self.rules.on_partition == "continue" and self.superseded(region):
-            self.draw(region)
+        if region.heal is not None and self.reaches_store(region):
+            self.heal(region)
+        elif self.rules.on_partition == "continue" and self.reaches_store(region) and self.random.random() < 0.3:
+            region.heal = self.view()
         elif self.reaches_store(region) and self.forgotten(region):
             generation = region.generation
             assert generation is not None
-            self.table.apply({LEDGER.generation(generation.branch): dump(generation)}, ())
+            word = (LEDGER.gives_way(generation.branch),) if generation.branch in self.view().yields else ()
+            self.table.apply({LEDGER.generation(generation.branch): dump(generation)}, word)
         elif self.troubled(region) and self.random.random() < 0.5:
             self.leave(region)
         else:
@@ -203,15 +209,20 @@ class Model:
             self.register(region)
         return known is None or known.number < generation.number
 
-    def superseded(self, region: Region) -> bool:
-        if not self.reaches_store(region) or region.generation is None:
-            return False
-        best = best_branch(self.view(), self.rules)
-        return (
-            best is not None
-            and best.branch != region.generation.branch
-            and all(self.reach(region, other) == "open" for other in best.regions if other != region.name)
-        )
+    def heal(self, region: Region) -> None:
+        """Leave for a better branch, by what was read a while ago."""
+        view, generation = region.heal, region.generation
+        region.heal = None
+        assert view is not None
+        assert generation is not None
+        best = best_branch(view, self.rules)
+        if best is None or best.branch == generation.branch:
+            return
+        if not gives_way(view, generation.branch, self.rules):
+            whole = all(self.reach(region, other) == "open" for other in best.regions if other != region.name)
+            if not whole or not self.table.txn(*give_way(LEDGER, view, self.rules, generation.branch, best.branch), ()):
+                return
+        self.draw(region)
 
     def troubled(self, region: Region) -> bool:
         """Whether the region has a reason to regroup: it sees a record or a successor, a peer is out of reach, one wants in."""
@@ -289,11 +300,14 @@ class Model:
             verdict = decide_entry(view, region.name, self.rules)
         else:
             verdict = decide_regroup(view, region.generation, region.name, self.rules, waited=self.random.random() < 0.3)
+            if not isinstance(verdict, Follow) and gives_way(view, region.generation.branch, self.rules):
+                self.draw(region)
+                return
         match verdict:
             case Follow(generation):
                 self.follow(region, generation)
             case Form():
-                self.form(region, verdict)
+                self.form(region, verdict, view)
             case Stall() if region.generation is not None:
                 old = region.generation
                 if region.name not in view.records.get((old.branch, old.number), {}):
@@ -310,18 +324,12 @@ class Model:
         if view.joins.get(region.name) != join and region.lease in self.table.leases():
             self.table.txn({key: view.join_revisions.get(region.name, 0)}, {key: dump(join)}, (), region.lease)
 
-    def form(self, region: Region, form: Form) -> None:
-        key, old = LEDGER.generation(form.generation.branch), region.generation
-        compares = {key: form.revision} | {LEDGER.join(name): revision for name, revision in form.admits.items()}
-        deletes = [LEDGER.generation(branch) for branch in form.ends]
-        deletes += [LEDGER.join(name) for name in form.admits]
-        if old is not None:
-            compares |= {LEDGER.record(old, name): revision for name, revision in form.rests_on.items()}
-            deletes += [LEDGER.record(old, name) for name in form.rests_on]
-        if self.table.txn(compares, {key: dump(form.generation)}, deletes):
+    def form(self, region: Region, form: Form, view: View) -> None:
+        if self.table.txn(*succeed(LEDGER, view, region.generation, form)):
             assert set(form.generation.joined) < set(form.generation.regions), form
             if form.anew:
                 self.beginnings[form.generation.number] = form.generation.number
+                self.lost |= self.trained and not any(other.stateful for other in self.regions.values())
 
     def follow(self, region: Region, generation: Generation) -> None:
         if not generation.holds(region.name, region.incarnation):
@@ -370,6 +378,7 @@ class Model:
             known = self.committed.setdefault((region.beginning, number), entry)
             assert known == entry, f"round {number} was committed as {known} and as {entry}"
         region.history.append(entry)
+        self.trained = True
         region.tokens += len(entry[2])
         region.voted = None
         if self.reaches_store(region) and region.generation is not None:

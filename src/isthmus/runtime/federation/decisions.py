@@ -67,7 +67,8 @@ def decide_regroup(view: View, old: Generation, me: str, rules: Rules, *, waited
     alive = _alive(view, old, records)
     late = _late(records)
     probing = [region for region in records if records[region].probing]
-    awaited = [region for region in alive if region not in records and region not in late] + probing
+    moved = _moved(view, old)
+    awaited = [region for region in alive if region not in records and region not in late and region not in moved] + probing
     if awaited and not waited:
         return Stall(f"waiting for {', '.join(awaited)}")
     ready = rules.sort([region for region in records if not records[region].probing and region not in late])
@@ -146,19 +147,28 @@ def _form(
         [record for record in records.values() if not record.stateless], [records[region] for region in stateful]
     )
     branch = old.branch if branch is None else branch
+    incarnations = tuple(view.live[region] for region in regions)
     generation = Generation(
         number=view.number + 1,
         regions=regions,
         joined=tuple(region for region in regions if region not in donors),
-        incarnations=tuple(view.live[region] for region in regions),
+        incarnations=incarnations,
         round=applied + 1,
         tokens=tokens,
         branch=branch,
         late=rules.sort(_late(records)),
+        past=_past(view, old if branch == old.branch else None, branch, incarnations),
     )
     rests_on = {region: view.record_revisions[old.branch, old.number, region] for region in clique}
     admits = {region: view.join_revisions[region] for region in comers}
     return Form(generation, view.revisions.get(branch, 0), rests_on, admits, anew=anew)
+
+
+def _past(view: View, old: Generation | None, branch: str, staying: tuple[str, ...]) -> tuple[str, ...]:
+    """Incarnations that run and were in the branch until now: an older branch must not take them for its own again."""
+    before = view.generations.get(branch, old)
+    known = frozenset[str]() if before is None else frozenset((*before.incarnations, *before.past))
+    return tuple(sorted(known.intersection(view.live.values()) - frozenset(staying)))
 
 
 def _committed(everyone: list[Record], staying: list[Record]) -> tuple[int, int]:
@@ -193,6 +203,13 @@ def _records(view: View, old: Generation) -> dict[str, Record]:
         for region, incarnation in zip(old.regions, old.incarnations, strict=True)
         if region in written and written[region].incarnation == incarnation == view.live.get(region)
     }
+
+
+def _moved(view: View, old: Generation) -> frozenset[str]:
+    """Regions of `old` that have gone on apart: their record is answered, and they write no other."""
+    later = [generation for generation in view.generations.values() if generation.number > old.number]
+    pairs = zip(old.regions, old.incarnations, strict=True)
+    return frozenset(region for region, incarnation in pairs if any(other.holds(region, incarnation) for other in later))
 
 
 def _late(records: Mapping[str, Record]) -> frozenset[str]:

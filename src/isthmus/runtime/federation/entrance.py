@@ -13,7 +13,7 @@ from isthmus.runtime.environment import Members
 from isthmus.runtime.federation.entry import decide_entry
 from isthmus.runtime.federation.facts import Ask, End, Follow, Form, Join, Over, Stall, View
 from isthmus.runtime.federation.generation import Generation
-from isthmus.runtime.federation.ledger import dump, read_end, read_view
+from isthmus.runtime.federation.ledger import dump, read_end, read_view, succeed
 from isthmus.runtime.federation.lookout import LOOK_S, Lookout, Standing
 from isthmus.runtime.federation.store import Store, StoreLostError
 from isthmus.runtime.wan.frames import PeerLostError
@@ -154,15 +154,9 @@ class Entrance(Lookout):
         return True
 
     def _form(self, form: Form, view: View, old: Generation | None) -> None:
-        ledger, generation = self._ledger, form.generation
-        key = ledger.generation(generation.branch)
-        deletes = [ledger.generation(branch) for branch in form.ends]
-        deletes += [ledger.join(region) for region in form.admits]
-        compares = {key: form.revision} | {ledger.join(region): revision for region, revision in form.admits.items()}
-        if old is not None:
-            compares |= {ledger.record(old, region): revision for region, revision in form.rests_on.items()}
-            deletes += [ledger.record(old, region) for region in view.records.get((old.branch, old.number), {})]
-        if self._store.txn(compares, {key: dump(generation)}, tuple(deletes)):
+        generation = form.generation
+        compares, puts, deletes = succeed(self._ledger, view, old, form)
+        if self._store.txn(compares, puts, tuple(deletes)):
             said = f"generation {generation.number}: {', '.join(generation.regions)} from round {generation.round}"
             self.say(said + (f", branch of {generation.branch}" if generation.branch else ""))
 

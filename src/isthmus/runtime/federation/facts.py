@@ -93,6 +93,8 @@ class View:
         joins: Who has started and asks to come in.
         join_revisions: Revision of each of those entries.
         progress: Committed tokens of each branch, as far as it has said.
+        yields: Branches whose regions leave it, and for which other.
+        yield_revisions: Revision of each of those entries.
         end: Of a run that is over.
         end_revision: Revision of that entry.
     """
@@ -105,6 +107,8 @@ class View:
     joins: Mapping[str, Join] = field(default_factory=dict[str, Join])
     join_revisions: Mapping[str, int] = field(default_factory=dict[str, int])
     progress: Mapping[str, int] = field(default_factory=dict[str, int])
+    yields: Mapping[str, str] = field(default_factory=dict[str, str])
+    yield_revisions: Mapping[str, int] = field(default_factory=dict[str, int])
     end: End | None = None
     end_revision: int = 0
 
@@ -183,16 +187,29 @@ def holders(view: View, generation: Generation) -> tuple[str, ...]:
         region
         for region, incarnation in zip(generation.regions, generation.incarnations, strict=True)
         if view.live.get(region) == incarnation
-        and not any(other.number > generation.number and other.holds(region, incarnation) for other in view.generations.values())
+        and not any(
+            other.number > generation.number and (other.holds(region, incarnation) or incarnation in other.past)
+            for other in view.generations.values()
+        )
     )
 
 
 def best_branch(view: View, rules: Rules) -> Generation | None:
-    """The generation to belong to: of those that some region still holds, the one with most committed tokens."""
+    """The generation to belong to: of those that some region still holds, the one with most committed tokens.
+
+    A branch that gives way is one only where there is no other: the one it gave way to may have died since.
+    """
     held = [generation for generation in view.generations.values() if holders(view, generation)]
+    held = [generation for generation in held if generation.branch not in view.yields] or held
 
     def rank(generation: Generation) -> tuple[int, int]:
         tokens = max(view.progress.get(generation.branch, 0), generation.tokens)
         return tokens, -rules.order.index(generation.regions[0])
 
     return max(held, key=rank, default=None)
+
+
+def gives_way(view: View, branch: str, rules: Rules) -> bool:
+    """Whether the regions of `branch` have to leave it, by its own word: it forms no generation any more."""
+    best = best_branch(view, rules)
+    return branch in view.yields and best is not None and best.branch != branch

@@ -18,6 +18,7 @@ class Generation:
         tokens: Committed in the rounds before it, by all regions together.
         late: Regions that are out because they did not begin a round within the grace.
         branch: Empty, or the first region of a side that went on alone after a partition.
+        past: Incarnations that were in the branch, are not in this generation, and still run.
     """
 
     number: int
@@ -28,6 +29,7 @@ class Generation:
     tokens: int = 0
     branch: str = ""
     late: tuple[str, ...] = ()
+    past: tuple[str, ...] = ()
 
     @property
     def donors(self) -> tuple[str, ...]:

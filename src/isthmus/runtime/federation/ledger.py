@@ -5,7 +5,7 @@ generation, branch/<region>/generation    the last generation of the run, of a b
 regroup/<branch>/<number>/<region>    record of a region that leaves generation <number>, on its lease
 join/<region>                         a region that asks to come in, on its lease
 progress/<branch>                     committed tokens
-yield/<branch>                        number of its generation whose regions leave it for another branch
+yield/<branch>                        the other branch for which the regions of this one leave it
 end                                   of a run that is over: when, and who was there
 terms                                 what all members must have been started with: name -> text
 """
@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 from isthmus.errors import InputError
-from isthmus.runtime.federation.facts import End, Join, Record, View
+from isthmus.runtime.federation.facts import End, Form, Join, Record, Rules, View
 from isthmus.runtime.federation.generation import Generation
 from isthmus.runtime.federation.store import Entry, Listing
 
-__all__ = ["Ledger", "dump", "read_end", "read_view"]
+__all__ = ["Ledger", "dump", "give_way", "read_end", "read_view", "succeed"]
 
 T = TypeVar("T")
 
@@ -92,6 +92,8 @@ def read_view(ledger: Ledger, listing: Listing) -> View:
     joins: dict[str, Join] = {}
     join_revisions: dict[str, int] = {}
     progress: dict[str, int] = {}
+    yields: dict[str, str] = {}
+    yield_revisions: dict[str, int] = {}
     end, end_revision = None, 0
     for key, entry in listing.entries.items():
         match [unquote(part) for part in key.removeprefix(ledger.prefix).split("/")]:
@@ -108,6 +110,8 @@ def read_view(ledger: Ledger, listing: Listing) -> View:
                 joins[region], join_revisions[region] = _load(key, entry, Join), entry.revision
             case ["progress", branch]:
                 progress[branch] = int(entry.value)
+            case ["yield", branch]:
+                yields[branch], yield_revisions[branch] = entry.value, entry.revision
             case ["end"]:
                 end, end_revision = _load(key, entry, End), entry.revision
             case _:
@@ -121,9 +125,43 @@ def read_view(ledger: Ledger, listing: Listing) -> View:
         joins=joins,
         join_revisions=join_revisions,
         progress=progress,
+        yields=yields,
+        yield_revisions=yield_revisions,
         end=end,
         end_revision=end_revision,
     )
+
+
+def give_way(ledger: Ledger, view: View, rules: Rules, branch: str, other: str) -> tuple[dict[str, int], dict[str, str]]:
+    """What must stand in the store, and what is written, for `branch` to give way to `other`.
+
+    Each side compares progress by what it last saw of the other, and both can find the other ahead; were both to leave, nobody
+    would hold the state. The store takes one word and refuses the other, for as long as the branch it was said for lives. No
+    branch may have moved since either: regions of `other` may have gone into one that was not there before.
+    """
+    ours, theirs = ledger.gives_way(branch), ledger.gives_way(other)
+    still = {ledger.generation(name): view.revisions.get(name, 0) for name in ("", *rules.order)}
+    return {ours: 0, theirs: 0} | still, {ours: other}
+
+
+def succeed(ledger: Ledger, view: View, old: Generation | None, form: Form) -> tuple[dict[str, int], dict[str, str], list[str]]:
+    """What must stand in the store, what is written and what is deleted, for `form` to take the place of `old`.
+
+    Records of regions that are not moved stay: a side that goes on apart leaves the others what they decide by.
+    """
+    generation, branch = form.generation, form.generation.branch
+    compares = {ledger.generation(branch): form.revision}
+    compares |= {ledger.join(region): revision for region, revision in form.admits.items()}
+    deletes = [ledger.join(region) for region in form.admits]
+    deletes += [ledger.generation(ended) for ended in form.ends]
+    words = {branch, *form.ends}
+    if old is not None:
+        compares |= {ledger.record(old, region): revision for region, revision in form.rests_on.items()}
+        deletes += [ledger.record(old, region) for region in form.rests_on]
+        if old.branch == branch:  # not once it has given way since it was looked at
+            compares[ledger.gives_way(branch)] = view.yield_revisions.get(branch, 0)
+    deletes += [ledger.gives_way(word) for word in sorted(words) if word in view.yields]
+    return compares, {ledger.generation(branch): dump(generation)}, deletes
 
 
 def read_end(entry: Entry) -> End:

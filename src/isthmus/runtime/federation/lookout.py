@@ -15,9 +15,9 @@ from isthmus.errors import InputError
 from isthmus.plan import Survival
 from isthmus.runtime.environment import Members
 from isthmus.runtime.federation.decisions import decide_regroup
-from isthmus.runtime.federation.facts import Follow, Record, View, best_branch, holders
+from isthmus.runtime.federation.facts import Follow, Record, View, best_branch, gives_way
 from isthmus.runtime.federation.generation import Generation
-from isthmus.runtime.federation.ledger import dump, read_view
+from isthmus.runtime.federation.ledger import dump, give_way, read_view
 from isthmus.runtime.federation.presence import PROBE_S, Presence
 from isthmus.runtime.federation.reach import Reach
 from isthmus.runtime.federation.store import Store, StoreLostError, StoreRefusedError
@@ -155,30 +155,21 @@ class Lookout(Presence):
 
     def _look_for_heal(self, generation: Generation, view: View) -> None:
         best = best_branch(view, self.rules)
-        if best is None or best.branch == generation.branch or not holders(view, best):
+        if best is None or best.branch == generation.branch:
             return
-        if all(found == "open" for found in self._reach(best.regions).values()) and self._may_leave_for(best, generation):
+        if not gives_way(view, generation.branch, self.rules):
+            whole = all(found == "open" for found in self._reach(best.regions).values())
+            said = give_way(self._ledger, view, self.rules, generation.branch, best.branch)
+            if not whole or not self._store.txn(*said):
+                return
+        with self._guard:
+            news = self._generation == generation and not self._superseded
+            self._superseded = self._generation == generation
+            busy = self._busy and self._superseded
+        if news:
             self.say(f"the links are whole again; branch {best.branch or 'main'} has more committed tokens: joining it")
-            with self._guard:
-                self._superseded = self._generation == generation
-                busy = self._busy and self._superseded
-            if busy:
-                self.on_regroup(generation)
-
-    def _may_leave_for(self, best: Generation, own: Generation) -> bool:
-        """Say in the store that the own branch gives way, unless `best` has said so of itself.
-
-        Each side compares progress by what it last saw of the other, and both can find the other ahead; were both to leave,
-        nobody would hold the state. The store takes one word and refuses the other.
-        """
-        theirs, ours = self._ledger.gives_way(best.branch), self._ledger.gives_way(own.branch)
-        other, mine = self._store.get(theirs), self._store.get(ours)
-        if other is not None and other.value == str(best.number):
-            return False
-        if mine is not None and mine.value == str(own.number):
-            return True
-        seen = {theirs: other.revision if other else 0, ours: mine.revision if mine else 0}
-        return self._store.txn(seen, {ours: str(own.number)})
+        if busy:
+            self.on_regroup(generation)
 
     def _write_generation(self) -> None:
         """A branch that began while the store was lost is made known now; as is all, to a store that has forgotten it."""
@@ -190,7 +181,9 @@ class Lookout(Presence):
         known = view.generations.get(generation.branch)
         if known is None or known.number < generation.number:
             key, revision = self._ledger.generation(generation.branch), view.revisions.get(generation.branch, 0)
-            self._store.txn({key: revision}, {key: dump(generation)})
+            # A word that stands there was said for an earlier branch of this name.
+            word = (self._ledger.gives_way(generation.branch),) if generation.branch in view.yields else ()
+            self._store.txn({key: revision}, {key: dump(generation)}, word)
 
     def _disturbed(self, generation: Generation) -> bool:
         return self._has_record(generation) or self._has_successor(generation) or self._has_replaced(generation)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from isthmus.runtime.federation.decisions import decide_regroup
 from isthmus.runtime.federation.entrance import Entrance
-from isthmus.runtime.federation.facts import End, Follow, Form, Stall, View
+from isthmus.runtime.federation.facts import End, Follow, Form, Stall, View, gives_way
 from isthmus.runtime.federation.generation import Generation
 from isthmus.runtime.federation.ledger import dump, read_end
 from isthmus.runtime.federation.lookout import LOOK_S, Standing
@@ -169,6 +169,8 @@ class Membership(Entrance):
             verdict = decide_regroup(
                 view, old, self.region, self.rules, waited=time.monotonic() - begun_s > self.survival.detect_s
             )
+            if not isinstance(verdict, Follow) and gives_way(view, old.branch, self.rules):
+                return Regrouped(old, False, "superseded")
             match verdict:
                 case Follow(generation):
                     member = generation.holds(self.region, self._incarnation)

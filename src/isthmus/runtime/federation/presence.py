@@ -16,7 +16,7 @@ from isthmus.runtime.federation.store import Store, StoreLostError, StoreRefused
 
 __all__ = ["PROBE_S", "Presence"]
 
-PROBE_S: Final = 0.8
+PROBE_S: Final = 0.6
 
 
 class Presence:
