@@ -194,7 +194,8 @@ class Model:
             generation = region.generation
             assert generation is not None
             word = (LEDGER.gives_way(generation.branch),) if generation.branch in self.view().yields else ()
-            self.table.apply({LEDGER.generation(generation.branch): dump(generation)}, word)
+            progress = {LEDGER.progress(generation.branch): str(generation.tokens)}
+            self.table.apply({LEDGER.generation(generation.branch): dump(generation), **progress}, word)
         elif self.troubled(region) and self.random.random() < 0.5:
             self.leave(region)
         else:

@@ -155,13 +155,16 @@ def succeed(ledger: Ledger, view: View, old: Generation | None, form: Form) -> t
     deletes = [ledger.join(region) for region in form.admits]
     deletes += [ledger.generation(ended) for ended in form.ends]
     words = {branch, *form.ends}
+    puts = {ledger.generation(branch): dump(generation)}
+    if old is None or old.branch != branch or form.anew:  # what an earlier branch of this name had committed is not this one's
+        puts[ledger.progress(branch)] = str(generation.tokens)
     if old is not None:
         compares |= {ledger.record(old, region): revision for region, revision in form.rests_on.items()}
         deletes += [ledger.record(old, region) for region in form.rests_on]
         if old.branch == branch:  # not once it has given way since it was looked at
             compares[ledger.gives_way(branch)] = view.yield_revisions.get(branch, 0)
     deletes += [ledger.gives_way(word) for word in sorted(words) if word in view.yields]
-    return compares, {ledger.generation(branch): dump(generation)}, deletes
+    return compares, puts, deletes
 
 
 def read_end(entry: Entry) -> End:

@@ -183,7 +183,8 @@ class Lookout(Presence):
             key, revision = self._ledger.generation(generation.branch), view.revisions.get(generation.branch, 0)
             # A word that stands there was said for an earlier branch of this name.
             word = (self._ledger.gives_way(generation.branch),) if generation.branch in view.yields else ()
-            self._store.txn({key: revision}, {key: dump(generation)}, word)
+            progress = {self._ledger.progress(generation.branch): str(generation.tokens)}
+            self._store.txn({key: revision}, {key: dump(generation), **progress}, word)
 
     def _disturbed(self, generation: Generation) -> bool:
         return self._has_record(generation) or self._has_successor(generation) or self._has_replaced(generation)
