@@ -160,6 +160,8 @@ class Layout(Document):
     zero: Annotated[int, Field(ge=0, le=3)] = 0
     micro_batch: Positive = 1
     recompute: bool = False
+    virtual_stages: Positive = 1
+    tp_overlap: bool = False
 
 
 class Prediction(Document):
@@ -168,7 +170,9 @@ class Prediction(Document):
     `step_s` is `compute_s`, what it does not hide of communication inside a region, the bubble where there is a
     pipeline, and `exposed_s`. `utilisation` is tokens/s
     with the WAN over tokens/s of the same ranks with inter-region communication off. `wan_bytes_per_step`
-    leave the busiest region, headers included where the transport is known.
+    leave the busiest region, headers included where the transport is known. `waiting_s` for the region that happens to be
+    slowest and `checkpoint_s` are part of `step_s` too. Four of five real steps are expected from `step_low_s` to `step_high_s`
+    (what the WAN adds is taken as it stands); None where no measured steps say.
     """
 
     step_s: Amount
@@ -179,6 +183,10 @@ class Prediction(Document):
     wan_bytes_per_step: Amount
     memory_bytes_per_gpu: Amount
     formula: str
+    waiting_s: Amount = 0.0
+    checkpoint_s: Amount = 0.0
+    step_low_s: Amount | None = None
+    step_high_s: Amount | None = None
 
 
 class LossBand(Document):

@@ -22,6 +22,7 @@ from isthmus.planner.predict import Known
 from isthmus.planner.rank import TOLERANCE, first_choice, rank, standing
 from isthmus.planner.setting import make_setting
 from isthmus.planner.ways import over_all, readiness, risk_words, runs, ways
+from isthmus.planner.words import layout_words
 from isthmus.units import show_seconds
 from isthmus.workload import Workload, flop_per_token, read_workload
 
@@ -107,7 +108,7 @@ def test_the_reason_says_who_must_run_the_layout() -> None:
 
 
 def test_what_is_quicker_and_no_riskier_is_never_passed_over_in_silence() -> None:
-    plan = choose_plan(read_fabric(EXAMPLES / "shenzhen-shanghai-8.yaml"), read_workload("llama-3-70b"))
+    plan = choose_plan(read_fabric(EXAMPLES / "beijing-shenzhen-shanghai.yaml"), LLAMA)
     winner = everything(plan)[plan.strategy.name]
     better = [
         each
@@ -142,7 +143,7 @@ def test_time_memory_and_utilisation_hang_together(name: str) -> None:
     assert prediction is not None
     assert layout.dp * layout.tp * layout.pp == 32
     assert prediction.memory_bytes_per_gpu <= 80e9
-    without_wan = prediction.step_s - prediction.exposed_s
+    without_wan = prediction.step_s - prediction.exposed_s - prediction.waiting_s
     assert prediction.utilisation == pytest.approx(without_wan / prediction.step_s)
     assert prediction.tokens_per_s == pytest.approx(LLAMA.tokens_per_step / prediction.step_s)
     # Collectives, the bubble and the optimizer stand between what the slowest stage computes and the step without the WAN.
@@ -241,6 +242,38 @@ def test_the_reason_carries_the_numbers_that_decided() -> None:
     assert runner_up.strategy.name in PLAN.why
     assert f"{abs(change):.1%}" in PLAN.why
     assert "RTT 18 ms" in PLAN.rule_of_thumb
+
+
+def test_a_step_has_a_band_where_measured_steps_say_how_sure_it_is() -> None:
+    stated = choose_plan(FABRIC, replace(LLAMA, mfu=0.3)).prediction
+    assert (stated.step_low_s, stated.step_high_s) == (None, None)
+    for each in everything(PLAN).values():
+        found = each.prediction
+        assert found is not None
+        assert found.step_low_s is not None
+        assert found.step_high_s is not None
+        own, (low, high) = found.step_s - found.exposed_s, shipped_rates().band
+        assert found.step_low_s == pytest.approx(own * low + found.exposed_s)
+        assert found.step_high_s == pytest.approx(own * high + found.exposed_s)
+        assert found.step_low_s < found.step_s < found.step_high_s
+
+
+def test_the_reason_names_the_layouts_of_the_winner_and_of_the_runner_up() -> None:
+    runner_up = PLAN.alternatives[0]
+    assert f"{PLAN.strategy.name} on {layout_words(PLAN.layout)} takes" in PLAN.why
+    told = "on the same layout" if runner_up.layout == PLAN.layout else f"on {layout_words(runner_up.layout)}"
+    assert f"The runner-up {runner_up.strategy.name} {told} is" in PLAN.why
+
+
+def test_interleaved_stages_and_overlapped_tensor_parallelism_are_weighed_inside_regions_only() -> None:
+    by_name = {each.strategy.name: each.strategy for each in ways(make_setting(FABRIC, LLAMA))}
+    inside = list(layouts(make_setting(FABRIC, LLAMA), by_name["hierarchical"]))
+    assert {each.virtual_stages for each in inside} == {1, 2, 4}
+    interleaved = [each for each in inside if each.virtual_stages > 1]
+    assert all(each.pp > 1 and LLAMA.shape.layers % (each.pp * each.virtual_stages) == 0 for each in interleaved)
+    assert {each.tp_overlap for each in inside if each.tp > 1} == {False, True}
+    assert not any(each.tp_overlap for each in inside if each.tp == 1)
+    assert {each.virtual_stages for each in layouts(make_setting(FABRIC, LLAMA), by_name["pipeline"])} == {1}
 
 
 def test_every_assumption_names_a_source() -> None:

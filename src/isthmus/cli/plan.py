@@ -190,7 +190,12 @@ def _show(chosen: Plan, console: Console, all_: bool) -> None:
             console.print(f"  {', '.join(names)}: {bind}")
     console.print(f"\n[bold]Why[/] {chosen.why}")
     console.print(f"[bold]Settings[/] {settings(chosen.strategy)}")
-    console.print(f"[bold]Layout[/] {layout_words(chosen.layout)} (degrees; z ZeRO stage, b micro-batch, rc recomputation)")
+    legend = "degrees; v virtual stages, z ZeRO stage, b micro-batch, rc recomputation, ov tp overlapped"
+    console.print(f"[bold]Layout[/] {layout_words(chosen.layout)} ({legend})")
+    low, high = chosen.prediction.step_low_s, chosen.prediction.step_high_s
+    if low is not None and high is not None:
+        told = "as public steps that were not fitted fell; the WAN's part as it stands"
+        console.print(f"[bold]How sure[/] p10 to p90 of a step: {show_seconds(low)} to {show_seconds(high)}, {told}")
     console.print(f"[bold]How[/] {chosen.prediction.formula}")
     console.print(f"[bold]Binds[/] {chosen.binds}")
     for line in break_even_words(chosen.break_even):

@@ -72,7 +72,7 @@ def step_asked(fabric: Fabric, plan: Plan, workload: Workload) -> StepAsked:
     layout, strategy = plan.layout, plan.strategy
     rounds = max(1, -(-plan.tokens_per_step // (workload.sequence_length * layout.dp * layout.micro_batch)))
     own = plan.prediction.step_s - plan.prediction.exposed_s
-    compute = (own - _sends_s(fabric, plan, workload)) / (1 + pipeline_bubble_fraction(layout.pp, rounds))
+    compute = (own - _sends_s(fabric, plan, workload)) / (1 + pipeline_bubble_fraction(layout.pp, rounds) / layout.virtual_stages)
     parameters = float(parameter_count(workload.shape) + mtp_parameter_count(workload.shape))
     local = strategy.kind == "local-steps"
     plain = 4 if local else workload.gradient_bytes

@@ -9,6 +9,7 @@ __all__ = [
     "BACKWARD_FRACTION",
     "BLOCKING_IN_MFU",
     "BUCKET_WORK",
+    "CHECKPOINT_EVERY",
     "DEFAULT_MFU",
     "MEMORY_RESERVE",
     "NCCL_BUFFER",
@@ -16,7 +17,9 @@ __all__ = [
     "OUTER_STATE",
     "PCIE_EFFICIENCY",
     "RDMA_PAYLOAD",
+    "REGION_SPREAD",
     "TCP_WINDOW",
+    "TOKEN_BYTES",
 ]
 
 PCIE_EFFICIENCY = Assumption(
@@ -85,4 +88,22 @@ OUTER_STATE = Assumption(
     value=8.0,
     unit="B",
     source="fp32 copy and momentum, sharded over a region's ranks, kept in host memory, not the GPU's",
+)
+REGION_SPREAD = Assumption(
+    name="a region's step from step to step, standard deviation",
+    value=0.005,
+    unit="",
+    source="guess: host jitter and clocks; what is slow inside a region is in the fitted steps. `isthmus watch` shows yours",
+)
+CHECKPOINT_EVERY = Assumption(
+    name="time between checkpoints",
+    value=1800.0,
+    unit="s",
+    source="judgement: a stop then costs a quarter of an hour on average",
+)
+TOKEN_BYTES = Assumption(
+    name="data set, bytes a token",
+    value=4.0,
+    unit="B",
+    source="32-bit token numbers, as Megatron's and nanoGPT's files hold them for vocabularies above 65,536",
 )

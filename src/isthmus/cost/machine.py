@@ -78,6 +78,7 @@ class Machine:
         constants: What collectives on these links reach.
         rates: What the GPU reaches.
         stack: The software.
+        band: p10 and p90 of measured / predicted steps; (1, 1) where none is known.
     """
 
     dense_flop_per_s: float
@@ -89,3 +90,4 @@ class Machine:
     constants: Constants
     rates: GpuRates
     stack: Stack
+    band: tuple[float, float] = (1.0, 1.0)

@@ -33,12 +33,14 @@ class StepRates:
         host_s: Host time of a block by stack.
         stacks: Facts of the software by name.
         fitted_to: What the shares were fitted to, in words.
+        band: p10 and p90 of measured / predicted steps of sources that were not fitted.
     """
 
     gpus: Mapping[str, Mapping[str, float]]
     host_s: Mapping[str, float]
     stacks: Mapping[str, Mapping[str, Any]]
     fitted_to: str
+    band: tuple[float, float]
 
     def gpu(self, kind: str, precision: Precision) -> GpuRates:
         """The shares of `kind` (a catalogue name); of an architecture that was not fitted those of the H100, and it says so."""
@@ -94,6 +96,7 @@ def machine_of(gpu: Gpu, precision: Precision, stack: str, links: tuple[Group, C
         group=group,
         constants=constants,
         rates=rates.gpu(gpu.kind, precision),
+        band=rates.band,
         stack=rates.stack(stack),
     )
 
@@ -108,4 +111,5 @@ def shipped_rates() -> StepRates:
         host_s=fitted["host_s"],
         stacks=data["stacks"],
         fitted_to=fitted["fitted_to"],
+        band=(fitted["band"][0], fitted["band"][1]),
     )

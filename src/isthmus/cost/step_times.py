@@ -15,7 +15,7 @@ from isthmus.cost.step_wires import Ranks, group_of, send_seconds, wire_s
 from isthmus.workload import LayoutMemory, Layouts, ModelShape, Workload, layout_memory
 from isthmus.workload.layout_memory import Floats, blocks_of, expert_blocks_of, stage_parameters, weight_bytes_per_parameter
 
-__all__ = ["REASONS", "StepTimes", "step_times"]
+__all__ = ["OVERLAP_KEEPS", "REASONS", "StepTimes", "step_times"]
 
 REASONS = (
     "",

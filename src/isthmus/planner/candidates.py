@@ -15,6 +15,8 @@ __all__ = ["layouts", "whole_batch"]
 
 DEGREES = (1, 2, 4, 8)
 MICRO_BATCHES = (1, 2, 4, 8, 16)
+VIRTUAL_STAGES = (1, 2, 4)
+"""Weighed inside regions. A pipeline over regions has one stage a region and pass: each more would cross the WAN again."""
 LONG_SEQUENCE = 16_384
 """Tokens from which on context parallelism is weighed."""
 ZERO_STAGES: dict[str, tuple[Literal[0, 1, 2, 3], ...]] = {"sharded-zero3": (3,), "sharded-zero1": (1,)}
@@ -42,13 +44,18 @@ def layouts(setting: Setting, strategy: Strategy) -> Iterator[Axes]:
         grid = _grid(setting, strategy, tp, pp) * cp
         if tp > setting.node_gpus or any(gpus % grid for gpus in setting.region_gpus):
             continue
-        for ep, zero, micro, recompute in product(
-            _expert_degrees(setting, smallest // grid * cp), zeros, MICRO_BATCHES, RECOMPUTE
+        chunks = VIRTUAL_STAGES if pp > 1 and strategy.kind != "pipeline" else (1,)
+        overlaps = (False, True) if tp > 1 else (False,)
+        for ep, zero, micro, recompute, virtual, overlap in product(
+            _expert_degrees(setting, smallest // grid * cp), zeros, MICRO_BATCHES, RECOMPUTE, chunks, overlaps
         ):
             dp = setting.gpus // (tp * pp * cp)
             if dp * micro > setting.workload.sequences_per_step:
                 continue
-            axes = Axes(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, zero=zero, micro_batch=micro, recompute=recompute)
+            axes = Axes(
+                dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, zero=zero, micro_batch=micro, recompute=recompute, virtual_stages=virtual,
+                tp_overlap=overlap,
+            )  # fmt: skip
             if _splits(setting, axes):
                 yield axes
 

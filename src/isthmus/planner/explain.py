@@ -3,7 +3,7 @@
 from isthmus.plan import Candidate, Prediction, StrategyKind
 from isthmus.planner.setting import Setting
 from isthmus.planner.ways import lacks, readiness, runs
-from isthmus.planner.words import counted
+from isthmus.planner.words import counted, layout_words
 from isthmus.units import show_bytes, show_seconds
 
 __all__ = ["rule_of_thumb", "why"]
@@ -21,8 +21,8 @@ def why(setting: Setting, ranked: list[Candidate], refused: list[Candidate], tol
     best = _prediction(winner)
     exposed = f"{show_seconds(best.exposed_s)} of communication" if best.exposed_s else "no communication"
     text = (
-        f"{winner.strategy.name} takes {show_seconds(best.step_s)} a step, {best.utilisation:.1%} of the pace of "
-        f"its own layout without the WAN, with {exposed} exposed and "
+        f"{winner.strategy.name} on {layout_words(winner.layout)} takes {show_seconds(best.step_s)} a step, "
+        f"{best.utilisation:.1%} of the pace of its own layout without the WAN, with {exposed} exposed and "
         f"{show_bytes(best.wan_bytes_per_step)} a step out of a region."
     )
     text += _who_runs(setting, winner)
@@ -107,7 +107,7 @@ def _reason(setting: Setting, winner: Candidate, advised: Candidate) -> str:
 
 
 def _against(setting: Setting, winner: Candidate, runner_up: Candidate, tolerance: float) -> str:
-    name, change, pace = runner_up.strategy.name, _change(winner, runner_up), _pace(winner, runner_up)
+    name, change, pace = _named(winner, runner_up), _change(winner, runner_up), _pace(winner, runner_up)
     risks = _risks(winner, runner_up)
     if change >= tolerance:
         return f"The runner-up {name} is {pace}; risk decides only within {tolerance:.0%}; {risks}."
@@ -116,6 +116,13 @@ def _against(setting: Setting, winner: Candidate, runner_up: Candidate, toleranc
     if winner.loss.high < runner_up.loss.high:
         return f"The runner-up {name} is {pace}; within {tolerance:.0%} the lower risk decides: {risks}."
     return f"The runner-up {name} is {pace} at the same risk, {_risk(winner)}."
+
+
+def _named(winner: Candidate, other: Candidate) -> str:
+    """Its name, and what its layout is where it differs from the winner's."""
+    if other.layout == winner.layout:
+        return f"{other.strategy.name} on the same layout"
+    return f"{other.strategy.name} on {layout_words(other.layout)}"
 
 
 def _change(winner: Candidate, other: Candidate) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from isthmus.cost.collectives_group import part_of
 from isthmus.cost.collectives_time import seconds_of
 from isthmus.cost.efficiency import BLOCKING_IN_MFU
+from isthmus.cost.step_times import OVERLAP_KEEPS
 from isthmus.cost.step_wires import neighbours
 from isthmus.planner.candidates import whole_batch
 from isthmus.planner.setting import Setting
@@ -63,6 +64,8 @@ def in_region(setting: Setting, axes: Axes, spread: bool) -> InRegion:
             one = seconds_of("send-recv", item.bytes_per_op, neighbours(part), setting.constants)
         else:
             one = seconds_of(item.op, item.bytes_per_op, part, setting.constants)
+        if item.axis == "tp" and axes.tp_overlap:
+            one *= OVERLAP_KEEPS["ring"]
         by_axis[item.axis] += one * item.ops_per_step
         if item.overlappable:
             beside[part[-1].carrier] += one * item.ops_per_step

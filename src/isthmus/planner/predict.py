@@ -124,6 +124,8 @@ def complexity(axes: Axes) -> tuple[int, ...]:
         int(axes.recompute != "none"),
         axes.tp * axes.pp,
         axes.pp,
+        axes.virtual_stages,
+        int(axes.tp_overlap),
         axes.zero,
         axes.micro_batch,
     )
@@ -161,7 +163,7 @@ def compute_step(setting: Setting, axes: Axes, spread: bool) -> Compute:
     wires = in_region(setting, axes, spread)
     steady = steady_s(busy * uneven, wires)
     rounds = micro_batches(batch, axes)
-    bubble = pipeline_bubble_fraction(axes.pp, rounds)
+    bubble = pipeline_bubble_fraction(axes.pp, rounds) / axes.virtual_stages
     words = (
         f"compute = {full * tokens:.3g} FLOP / ({setting.gpus} x {setting.dense_flop_per_s / 1e12:.4g} "
         "TFLOP/s x "
@@ -173,7 +175,8 @@ def compute_step(setting: Setting, axes: Axes, spread: bool) -> Compute:
         words += f", uneven stages x {uneven:.3f}"
     words += _wire_words(busy * uneven, steady, wires)
     if axes.pp > 1:
-        words += f", bubble (p-1)/m = {axes.pp - 1}/{rounds}"
+        chunks = f"/{axes.virtual_stages}" if axes.virtual_stages > 1 else ""
+        words += f", bubble (p-1)/m = {axes.pp - 1}/{rounds}{chunks}"
     return Compute(
         total_s=steady * (1 + bubble),
         busy_s=busy * uneven,

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from isthmus.cost.beside import Beside, checkpoint_s, data_bytes_per_s, waiting_s
+from isthmus.cost.efficiency import CHECKPOINT_EVERY
 from isthmus.cost.quality import loss_band
 from isthmus.plan import Candidate, Layout, LossBand, Prediction, Strategy
 from isthmus.planner.crossing import Crossing, warm_up_extra
@@ -9,7 +11,8 @@ from isthmus.planner.feasibility import added_memory_bytes
 from isthmus.planner.predict import Placed
 from isthmus.planner.setting import Setting
 from isthmus.planner.settle import settle
-from isthmus.planner.ways import Way, risk_words
+from isthmus.planner.ways import Way, over_all, risk_words
+from isthmus.units import show_bytes, show_seconds
 from isthmus.workload import Axes
 
 __all__ = ["Priced", "layout_of", "price", "to_candidate"]
@@ -17,25 +20,29 @@ __all__ = ["Priced", "layout_of", "price", "to_candidate"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
-    """A strategy with its settings chosen, on one layout; `step_s` holds what of the WAN is seen."""
+    """A strategy with its settings chosen, on one layout; `step_s` holds what of the WAN is seen, and what comes beside."""
 
     strategy: Strategy
     placed: Placed
     crossing: Crossing
     memory_bytes: float
     loss: LossBand
+    beside: Beside
 
     @property
     def step_s(self) -> float:
         """Seconds of a step."""
-        return self.placed.compute.total_s + self.crossing.exposed_s
+        return self.placed.compute.total_s + self.crossing.exposed_s + self.beside.total_s
 
 
 def price(setting: Setting, way: Way, placed: Placed, loss_max: float | None = None) -> Priced:
     """`way` on the layout of `placed`. Its memory may exceed what there is: that is the caller's to see."""
     if setting.wan is None:
         none = Crossing(exposed_s=0.0, wan_bytes=0.0, words=lambda: "one region, nothing crosses a WAN")
-        return Priced(strategy=way.strategy, placed=placed, crossing=none, memory_bytes=placed.memory_bytes, loss=LossBand())
+        return Priced(
+            strategy=way.strategy, placed=placed, crossing=none, memory_bytes=placed.memory_bytes, loss=LossBand(),
+            beside=_beside(setting, way.strategy, placed, none),
+        )  # fmt: skip
     chosen, crossing = settle(setting, setting.wan, way, placed.axes, placed.compute, loss_max)
     return Priced(
         strategy=chosen,
@@ -43,6 +50,17 @@ def price(setting: Setting, way: Way, placed: Placed, loss_max: float | None = N
         crossing=crossing,
         memory_bytes=placed.memory_bytes + _added(setting, chosen, placed),
         loss=loss_band(chosen, setting.parameters, setting.regions),
+        beside=_beside(setting, chosen, placed, crossing),
+    )
+
+
+def _beside(setting: Setting, strategy: Strategy, placed: Placed, crossing: Crossing) -> Beside:
+    step = placed.compute.total_s + crossing.exposed_s
+    holders = setting.gpus if over_all(strategy) else min(setting.region_gpus)
+    return Beside(
+        waiting_s=waiting_s(step, setting.regions, strategy.inner_steps, strategy.delay_steps),
+        # Gradients are not kept, and a replica is written once, by all its ranks together.
+        checkpoint_s=checkpoint_s(setting.kept_bytes / holders, setting.host_bytes_per_s, step),
     )
 
 
@@ -62,16 +80,23 @@ def _added(setting: Setting, strategy: Strategy, placed: Placed) -> float:
 
 def to_candidate(setting: Setting, priced: Priced) -> Candidate:
     """As the plan writes it."""
-    compute, step = priced.placed.compute, priced.step_s
+    compute, step, beside = priced.placed.compute, priced.step_s, priced.beside
+    low, high = setting.machine.band if setting.mfu is None else (None, None)
+    own = step - priced.crossing.exposed_s
+    tokens_per_s = setting.workload.tokens_per_step / step
     prediction = Prediction(
         step_s=step,
         compute_s=compute.busy_s,
         exposed_s=priced.crossing.exposed_s,
-        utilisation=compute.total_s / step,
-        tokens_per_s=setting.workload.tokens_per_step / step,
+        utilisation=(compute.total_s + beside.checkpoint_s) / step,
+        tokens_per_s=tokens_per_s,
         wan_bytes_per_step=priced.crossing.wan_bytes / (setting.wan.payload_share if setting.wan else 1.0),
         memory_bytes_per_gpu=priced.memory_bytes,
-        formula=f"{compute.words()}; {priced.crossing.words()}",
+        formula=f"{compute.words()}; {priced.crossing.words()}; {_beside_words(setting, beside, tokens_per_s)}",
+        waiting_s=beside.waiting_s,
+        checkpoint_s=beside.checkpoint_s,
+        step_low_s=None if low is None else own * low + priced.crossing.exposed_s,
+        step_high_s=None if high is None else own * high + priced.crossing.exposed_s,
     )
     return Candidate(
         strategy=priced.strategy,
@@ -82,9 +107,20 @@ def to_candidate(setting: Setting, priced: Priced) -> Candidate:
     )
 
 
+def _beside_words(setting: Setting, beside: Beside, tokens_per_s: float) -> str:
+    data = data_bytes_per_s(tokens_per_s, setting.regions)
+    written = setting.kept_bytes / CHECKPOINT_EVERY.value
+    waits = f"waiting for the slower region {show_seconds(beside.waiting_s)}, " if setting.regions > 1 else ""
+    return (
+        f"{waits}checkpoints every {show_seconds(CHECKPOINT_EVERY.value)} {show_seconds(beside.checkpoint_s)} a step and "
+        f"{show_bytes(written)}/s of storage, data {show_bytes(data)}/s a region"
+    )
+
+
 def layout_of(axes: Axes) -> Layout:
     """As the plan writes it."""
     return Layout(
         dp=axes.dp, tp=axes.tp, pp=axes.pp, cp=axes.cp, ep=axes.ep, zero=axes.zero,
         micro_batch=axes.micro_batch, recompute=axes.recompute != "none",
+        virtual_stages=axes.virtual_stages, tp_overlap=axes.tp_overlap,
     )  # fmt: skip

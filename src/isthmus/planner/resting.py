@@ -6,12 +6,15 @@ from isthmus.cost.efficiency import (
     BACKWARD_FRACTION,
     BLOCKING_IN_MFU,
     BUCKET_WORK,
+    CHECKPOINT_EVERY,
     MEMORY_RESERVE,
     NCCL_BUFFER,
     NCCL_CHANNELS,
     OUTER_STATE,
     RDMA_PAYLOAD,
+    REGION_SPREAD,
     TCP_WINDOW,
+    TOKEN_BYTES,
 )
 from isthmus.cost.paths import Wan
 from isthmus.fabric.carriers import Carrier
@@ -39,8 +42,10 @@ def assumptions(setting: Setting, tolerance: float) -> list[Assumption]:
         MEMORY_RESERVE,
         *_link_assumptions(setting),
     ]
+    found += [CHECKPOINT_EVERY, TOKEN_BYTES]
     if setting.wan is None:
         return found
+    found.append(REGION_SPREAD)
     tolerated = Assumption(
         name="longer step taken for lower risk",
         value=tolerance,

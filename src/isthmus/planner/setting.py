@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from isthmus.cost.codecs import Matrices
 from isthmus.cost.collectives_constants import Constants, default_constants
 from isthmus.cost.collectives_group import Group, sites_group
-from isthmus.cost.efficiency import MEMORY_RESERVE
+from isthmus.cost.efficiency import MEMORY_RESERVE, PCIE_EFFICIENCY
 from isthmus.cost.machine import Machine
 from isthmus.cost.paths import Wan, wan_pipe
 from isthmus.cost.step_rates import machine_of, shipped_rates
 from isthmus.errors import InfeasibleError
-from isthmus.fabric import Fabric
+from isthmus.fabric import Fabric, pcie_rate_bytes_per_s
 from isthmus.workload import Workload, mtp_parameter_count, parameter_count, state_bytes
 from isthmus.workload.matrices import weight_matrices
 
@@ -30,6 +30,7 @@ class Setting:
         node_gpus: GPUs that share the quickest wiring; bounds tensor parallelism.
         gpu_memory_bytes: Of the smallest GPU.
         gpu_memory_bytes_per_s: Of the slowest memory; codecs pass over it.
+        host_bytes_per_s: From one GPU to its host, of the slowest slot.
         dense_flop_per_s: Of the slowest GPU, in the workload's precision.
         mfu: Model FLOP utilisation inside one region where the workload states it, in place of the step model.
         machine: One region as the step model sees it: the slowest GPU, the least memory.
@@ -47,6 +48,7 @@ class Setting:
     node_gpus: int
     gpu_memory_bytes: float
     gpu_memory_bytes_per_s: float
+    host_bytes_per_s: float
     dense_flop_per_s: float
     mfu: float | None
     machine: Machine
@@ -70,6 +72,12 @@ class Setting:
     def usable_memory_bytes(self) -> float:
         """What one GPU has for state and activations."""
         return self.gpu_memory_bytes - MEMORY_RESERVE.value
+
+    @property
+    def kept_bytes(self) -> float:
+        """What a checkpoint of the whole model holds: weights, master weights and optimizer."""
+        state = state_bytes(self.workload.shape, self.workload.precision, self.workload.gradient_bytes)
+        return state.total - state.gradients
 
     @property
     def state_bytes(self) -> float:
@@ -107,6 +115,7 @@ def make_setting(fabric: Fabric, workload: Workload, constants: Constants | None
         node_gpus=min(min(group.gpus, group.in_node.domain) for group in groups),
         gpu_memory_bytes=memory_bytes,
         gpu_memory_bytes_per_s=memory_rate,
+        host_bytes_per_s=min(pcie_rate_bytes_per_s(group.gpu.pcie) for group in groups) * PCIE_EFFICIENCY.value,
         dense_flop_per_s=slowest.dense_flop_per_s[workload.precision],
         mfu=workload.mfu,
         machine=replace(

@@ -49,10 +49,11 @@ def _point(point: BreakEven) -> str:
 
 
 def layout_words(layout: Layout) -> str:
-    """Degrees above 1: `dp16 tp2`; then ZeRO stage, sequences of a micro-batch, recomputation."""
-    degrees = {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep}
+    """Degrees above 1: `dp16 tp2`; virtual stages; then ZeRO stage, sequences of a micro-batch, recomputation, tp overlapped."""
+    degrees = {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "v": layout.virtual_stages, "cp": layout.cp, "ep": layout.ep}
     words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1]
     words += [f"z{layout.zero}"] * (layout.zero > 0) + [f"b{layout.micro_batch}"] + ["rc"] * layout.recompute
+    words += ["ov"] * layout.tp_overlap
     return " ".join(words)
 
 

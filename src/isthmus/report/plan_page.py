@@ -178,7 +178,7 @@ def memory_parts(plan: Plan, setting: Setting) -> list[MemoryPart]:
     zero = cast(Literal[0, 1, 2, 3], layout.zero)
     axes = Axes(
         dp=dp, tp=layout.tp, pp=layout.pp, cp=layout.cp, ep=layout.ep, zero=zero, micro_batch=layout.micro_batch,
-        recompute=recompute,
+        recompute=recompute, virtual_stages=layout.virtual_stages, tp_overlap=layout.tp_overlap,
     )  # fmt: skip
     memory = gpu_memory(replace(setting.workload, sequences_per_step=sequences), axes)
     state, total = memory.state, plan.prediction.memory_bytes_per_gpu

@@ -23,6 +23,8 @@ class Axes:
         zero: ZeRO stage over dp x cp: 1 shards optimizer and master weights, 2 gradients too, 3 weights too.
         micro_batch: Sequences of one forward pass of one replica.
         recompute: What the backward pass computes again.
+        virtual_stages: Chunks of blocks that a stage holds under the interleaved schedule; 1 is plain 1F1B.
+        tp_overlap: tp's collectives are cut by rank and run beside the matrix products.
     """
 
     dp: int = 1
@@ -33,6 +35,8 @@ class Axes:
     zero: Literal[0, 1, 2, 3] = 0
     micro_batch: int = 1
     recompute: Recompute = "none"
+    virtual_stages: int = 1
+    tp_overlap: bool = False
 
     @property
     def gpus(self) -> int:
@@ -62,6 +66,8 @@ def check_axes(workload: Workload, axes: Axes) -> None:
         raise InfeasibleError(f"{axes.pp} stages for {shape.layers} layers", "pp <= layers")
     if axes.ep > 1 and not shape.experts:
         raise InfeasibleError(f"ep {axes.ep} for a model without experts", "ep = 1")
+    if axes.virtual_stages > 1:
+        _check_interleaving(workload, axes)
     splits = (
         (shape.heads, axes.tp, "heads", "tp"),
         (workload.sequence_length, axes.cp * axes.tp, "tokens of a sequence", "cp x tp"),
@@ -74,6 +80,18 @@ def check_axes(workload: Workload, axes: Axes) -> None:
             raise InfeasibleError(
                 f"{whole} {what} cannot be split {parts} ways", f"{degree} divides the {what}"
             )
+
+
+def _check_interleaving(workload: Workload, axes: Axes) -> None:
+    """As Megatron asks: equal chunks, more than one stage, and micro-batches in whole rounds of the stages."""
+    layers, chunks = workload.shape.layers, axes.pp * axes.virtual_stages
+    if axes.pp == 1:
+        raise InfeasibleError(f"{axes.virtual_stages} virtual stages without a pipeline", "pp > 1")
+    if layers % chunks:
+        raise InfeasibleError(f"{layers} layers cannot be split {chunks} ways", "pp x virtual_stages divides the layers")
+    rounds = micro_batches(workload, axes)
+    if rounds % axes.pp:
+        raise InfeasibleError(f"{rounds} micro-batches for {axes.pp} stages", "pp divides the micro-batches")
 
 
 def micro_batches(workload: Workload, axes: Axes) -> int:

@@ -90,9 +90,10 @@ class Layouts:
     @staticmethod
     def of(axes: Sequence[Axes], rounds: ArrayLike) -> "Layouts":
         """The layouts `axes`, each with its micro-batches a step."""
-        named = ("dp", "tp", "pp", "cp", "ep", "zero", "micro_batch")
+        named = ("dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "virtual_stages")
         columns: dict[str, ArrayLike] = {name: [getattr(each, name) for each in axes] for name in named}
         columns["recompute"] = [RECOMPUTE.index(each.recompute) for each in axes]
+        columns["tp_overlap"] = [TP_OVERLAP.index("ring" if each.tp_overlap else "none") for each in axes]
         return Layouts.make(rounds=rounds, **columns)
 
     def __len__(self) -> int:
@@ -114,4 +115,6 @@ class Layouts:
             zero=zero,
             micro_batch=int(self.micro_batch[row]),
             recompute=RECOMPUTE[int(self.recompute[row])],
+            virtual_stages=int(self.virtual_stages[row]),
+            tp_overlap=bool(self.tp_overlap[row]),
         )

@@ -179,7 +179,7 @@ def _tensor_parallel(workload: Workload, axes: Axes) -> list[Traffic]:
 
 
 def _pipeline(workload: Workload, axes: Axes) -> list[Traffic]:
-    """Hidden states to the next stage and their gradients back; each tp rank sends its 1/tp."""
+    """Hidden states to the next stage and their gradients back, once a virtual stage; each tp rank sends its 1/tp."""
     rounds = micro_batches(workload, axes)
     if axes.pp == 1:
         return []
@@ -190,7 +190,7 @@ def _pipeline(workload: Workload, axes: Axes) -> list[Traffic]:
             op="send",
             phase=phase,
             bytes_per_op=_hidden_bytes(workload, axes) / axes.tp,
-            ops_per_step=rounds,
+            ops_per_step=rounds * axes.virtual_stages,
             group=2,
             overlappable=rounds > 1,
             what=what,
