@@ -8,7 +8,7 @@ SEED ?= 0
 RUNS ?= 0-19
 WORKLOAD ?= examples/workloads/llama-3-8b-256k.yaml
 
-.PHONY: try test test-tunnel test-slurm check bench accuracy bench-codecs bench-peers quality prediction accuracy-steps bench-layouts chaos chaos-sample fuzz doctor-accuracy fuzz-doctor clean help
+.PHONY: try test test-tunnel test-slurm check bench accuracy bench-codecs bench-peers quality prediction accuracy-steps bench-layouts chaos chaos-sample fuzz doctor-accuracy fuzz-doctor validate-crds clean help
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ accuracy-steps: $(STAMP)
 ## make bench-layouts  Calculon's 1,031,448 layouts priced and ranked on one core (CALCULON=checkout CALCULON_PYTHON=bin compares)
 bench-layouts: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/layouts.py $(if $(CALCULON),--calculon $(CALCULON) --calculon-python $(CALCULON_PYTHON))
+
+## make validate-crds CRDS=folder  every manifest of every example against the CRDs of Volcano, JobSet, Trainer and Kueue
+validate-crds: $(STAMP)
+	$(BIN)/python tests/deploy/kubernetes/validate_crds.py $(CRDS)
 
 ## make quality  final loss of int4 and local steps against every-step fp32 (three seeds, about 12 minutes)
 quality: $(STAMP)

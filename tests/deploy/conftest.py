@@ -24,6 +24,7 @@ def filled(template: str) -> str:
     """A template with addresses and names in place of what a user fills in."""
     numbers = iter(range(1, 10_000))
     text = template.replace("FILL-IN:29700", "10.99.0.2:29700").replace("partition: FILL-IN", "partition: gpu")
+    text = text.replace("    # kubernetes: {", "    kubernetes: {")
     return re.sub("FILL-IN(?=})", lambda _: "10.{}.{}.{}".format(1, *divmod(next(numbers), 200)), text)
 
 

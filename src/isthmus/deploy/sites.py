@@ -15,7 +15,10 @@ from isthmus.errors import InputError, nearest
 from isthmus.fabric import Fabric, Region, read_fabric
 from isthmus.runtime.environment import Members, RegionMembers, split_address
 
-__all__ = ["FILL_IN", "CoordinatorEntry", "NodeEntry", "Site", "SiteEntry", "Sites", "SitesDocument", "SlurmEntry", "read_sites"]
+__all__ = [
+    "FILL_IN", "CoordinatorEntry", "KubernetesEntry", "NodeEntry", "Site", "SiteEntry", "Sites", "SitesDocument", "SlurmEntry",
+    "read_sites",
+]  # fmt: skip
 
 FILL_IN = "FILL-IN"
 """What a template holds in place of what only the user knows."""
@@ -40,6 +43,13 @@ PathText = Annotated[str, Field(pattern=r"^/[A-Za-z0-9_./+@=-]*$", max_length=10
 Port = Annotated[int, Field(ge=1, le=65535)]
 Word = Annotated[str, AfterValidator(_filled), Field(pattern=r"^[A-Za-z0-9_.:,@+-]+$", max_length=200)]
 SlurmTime = Annotated[str, Field(pattern=r"^(\d+-)?\d+(:\d{1,2}){0,2}$")]
+
+
+Label = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+Subdomain = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)]
+Resource = Annotated[str, Field(pattern=r"^[a-z0-9][-a-z0-9.]*/[A-Za-z0-9][-A-Za-z0-9_.]*$", max_length=200)]
+Quantity = Annotated[str, Field(pattern=r"^[1-9]\d*(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$", max_length=20)]
+Image = Annotated[str, AfterValidator(_filled), Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/@-]*$", max_length=500)]
 
 
 class NodeEntry(Document):
@@ -67,6 +77,26 @@ class SlurmEntry(Document):
     extra: list[Annotated[str, Field(pattern=r"^--[a-z][^\n]*$", max_length=300)]] = Field(
         default_factory=list[str], description="More sbatch options, one each, such as --reservation=maintenance."
     )
+
+
+class KubernetesEntry(Document):
+    """What Kubernetes needs to know of one region, for volcano, jobset, trainjob and kueue."""
+
+    image: Image = Field(description="With Python, isthmus[runtime], bash and what your script needs.")
+    namespace: Label = Field(default="default", description="Where the objects go.")
+    context: Word | None = Field(default=None, description="kubectl's context of this region's cluster, for README.md.")
+    queue: Subdomain | None = Field(default=None, description="Volcano's queue, or a LocalQueue of Kueue that exists.")
+    gpu_resource: Resource | None = Field(default=None, description="As the device plug-in calls GPUs; the vendor's if left out.")
+    rdma_resource: Resource | None = Field(
+        default=None, description="As the device plug-in calls adapters, such as rdma/hca; without it pods are privileged."
+    )
+    cpus: Annotated[int, Field(ge=1, le=10_000)] | None = Field(default=None, description="Processors of a pod.")
+    memory: Quantity | None = Field(default=None, description="Of a pod, such as 1500Gi.")
+    claim: Subdomain | None = Field(default=None, description="A ReadWriteMany claim for checkpoints that exists.")
+    storage: Quantity = Field(default="1Ti", description="Size of the claim that is made otherwise.")
+    storage_class: Subdomain | None = Field(default=None, description="Its class; the cluster's default if left out.")
+    priority_class: Subdomain | None = Field(default=None, description="Of the pods.")
+    pull_secret: Subdomain | None = Field(default=None, description="Secret with the image registry's password.")
 
 
 class CoordinatorEntry(Document):
@@ -115,6 +145,7 @@ class SiteEntry(Document):
     )
     restarts: Annotated[int, Field(ge=0, le=1000)] = Field(default=3, description="How often a failed region starts again.")
     slurm: SlurmEntry | None = Field(default=None, description="Such as {partition: gpu, time: 2-00:00:00}.")
+    kubernetes: KubernetesEntry | None = Field(default=None, description="Such as {image: registry.example/train:1}.")
 
 
 class SitesDocument(Document):

@@ -48,6 +48,10 @@ class Target:
 TARGETS: dict[str, Target] = {
     "slurm": Target("isthmus.deploy.slurm", "a job a region for sbatch, and topology files"),
     "torchrun": Target("isthmus.deploy.torchrun", "a script to start on every node, for those without a scheduler"),
+    "volcano": Target("isthmus.deploy.kubernetes.volcano", "Volcano's job a region, and its switches as HyperNodes"),
+    "jobset": Target("isthmus.deploy.kubernetes.jobset", "a JobSet a region"),
+    "trainjob": Target("isthmus.deploy.kubernetes.trainjob", "Kubeflow Trainer's job and runtime a region"),
+    "kueue": Target("isthmus.deploy.kubernetes.kueue", "a batch Job a region behind Kueue's queues"),
     "network": Target("isthmus.deploy.network", "switches, adapters, TCP between regions, clocks", script=False),
 }
 

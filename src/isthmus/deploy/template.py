@@ -61,6 +61,7 @@ def _region(region: Region) -> list[str]:
         f"      # gres: gpu:{gpus}                  # none where Slurm knows no GPUs",
         "      # switches: 1                  # nodes under so few leaf switches",
         "      # extra: [--reservation=night] # more sbatch options",
+        "    # kubernetes: {image: registry.example/train:1}  # for --to volcano, jobset, trainjob, kueue",
         "    nodes:                           # in any order; the engine's name, the address at which other regions reach it",
     ]
     width = len(str(region.nodes))
