@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.deploy.sites import CoordinatorEntry, NodeEntry, SiteEntry, SitesDocument, SlurmEntry
+from isthmus.deploy.sites import CoordinatorEntry, KubernetesEntry, NodeEntry, SiteEntry, SitesDocument, SlurmEntry
 from isthmus.deploy.targets import TARGETS
 from isthmus.runtime.environment import read_members
 
@@ -151,7 +151,7 @@ def test_a_target_that_does_not_exist_is_named_with_the_nearest_one(given: Path,
 
 def test_the_reference_page_has_every_key_of_sites_with_its_meaning() -> None:
     page = (EXAMPLES.parent / "docs" / "reference" / "sites.md").read_text()
-    for model in (SitesDocument, CoordinatorEntry, SiteEntry, NodeEntry, SlurmEntry):
+    for model in (SitesDocument, CoordinatorEntry, SiteEntry, NodeEntry, SlurmEntry, KubernetesEntry):
         for name, field in model.model_fields.items():
             assert f"| `{name}` | " in page
             assert (field.description or "") in page

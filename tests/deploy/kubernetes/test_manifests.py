@@ -150,6 +150,15 @@ def test_a_relative_script_comes_by_a_configmap_and_an_absolute_one_is_the_image
     assert "code" not in [volume["name"] for volume in spec["volumes"]]
 
 
+def test_nccls_topology_file_comes_from_the_node(given: Path) -> None:
+    request = asked(given, lambda text: text.replace("    # topology_file: /opt/topo.xml", "    topology_file: /opt/topo.xml"))
+    found = objects(request, "jobset")["shenzhen"]
+    (volume,) = [volume for volume in pod(found, "jobset")["spec"]["volumes"] if volume["name"] == "topology"]
+    assert volume["hostPath"] == {"path": "/opt/topo.xml", "type": "File"}
+    assert "export NCCL_TOPO_FILE=/opt/topo.xml" in one(found, "ConfigMap")["data"]["env.sh"]
+    assert [fault for each in found for fault in faults_of(each)] == []
+
+
 def test_leaf_switches_become_hypernodes_under_the_region(given: Path) -> None:
     found = objects(asked(given, full), "volcano")
     tiers = {each["metadata"]["name"]: each["spec"] for each in found["shenzhen"] if each["kind"] == "HyperNode"}

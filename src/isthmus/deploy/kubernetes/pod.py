@@ -155,6 +155,8 @@ def _volumes(request: Request, site: Site, entry: KubernetesEntry) -> list[dict[
         found.append({"name": "keys", "secret": {"secretName": f"{name}-keys", "defaultMode": 0o400}})
     if code_file(request) is not None:
         found.append({"name": "code", "configMap": {"name": f"{name}-code"}})
+    if site.entry.topology_file is not None:
+        found.append({"name": "topology", "hostPath": {"path": site.entry.topology_file, "type": "File"}})
     return found
 
 
@@ -168,6 +170,8 @@ def _mounts(request: Request, site: Site) -> list[dict[str, Any]]:
     ]
     if needs_keys(request):
         found.append({"name": "keys", "mountPath": str(site.keys), "readOnly": True})
+    if site.entry.topology_file is not None:
+        found.append({"name": "topology", "mountPath": site.entry.topology_file, "readOnly": True})
     code = code_file(request)
     if code is not None:
         found.append({"name": "code", "mountPath": f"{site.folder}/{code}", "subPath": code.name, "readOnly": True})
