@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.deploy.slurm_names import hostlist
 from isthmus.emulate import open_tunnel
 from isthmus.emulate.topology import EmulatedLink
+from isthmus.emulate.tunnel import Tunnel
 from isthmus.plan import load_plan
 
 from .slurm_clusters import Cluster, metrics_lines, wait_for
@@ -70,30 +72,35 @@ def _sites(folder: Path, addresses: dict[str, list[str]]) -> str:
     return f"version: 1\nfabric: fabric.yaml\ncertificates: keys\ncoordinator: {coordinator}\nregions:\n{regions}"
 
 
+def _handed_over(folder: Path, tunnel: Tunnel) -> Path:
+    """A bundle for the tunnel's nodes, made as a user makes it: describe, plan, keys, deploy."""
+    (folder / "fabric.yaml").write_text(FABRIC)
+    (folder / "paced.py").write_text(PACED)
+    addresses = {name: [tunnel.address(name, node) for node in range(2)] for name in ("east", "west")}
+    (folder / "sites.yaml").write_text(_sites(folder, addresses))
+    _isthmus(folder, "plan", "fabric.yaml", str(ROOT / "examples/workloads/tiny.yaml"), "-o", "plan.yaml")
+    _isthmus(folder, "keys", "east", "west", "-o", "keys")
+    (folder / "coordinator").mkdir()
+    (folder / "coordinator" / "keys").symlink_to(folder / "keys")
+    script = [str(folder / "paced.py"), str(folder / "pace"), str(ROOT / "examples/train.py"), str(STEPS)]
+    _isthmus(folder, "deploy", "plan.yaml", "--sites", "sites.yaml", "--to", "slurm", "-o", "bundle", "--", *script)
+    return folder / "bundle"
+
+
 def test_two_clusters_train_together_and_a_lost_node_costs_its_region_one_window(tmp_path: Path) -> None:
-    os.chmod(tmp_path, 0o755)
-    (tmp_path / "fabric.yaml").write_text(FABRIC)
-    (tmp_path / "paced.py").write_text(PACED)
-    pace = tmp_path / "pace"
-    pace.write_text("0.02")
+    _pace(tmp_path, 0.02)
     link = EmulatedLink(between=("east", "west"), rate_bytes_per_s=25e6, rtt_s=0.01)
     with open_tunnel({"east": 2, "west": 2}, [link]) as tunnel:
-        addresses = {name: [tunnel.address(name, node) for node in range(2)] for name in ("east", "west")}
-        (tmp_path / "sites.yaml").write_text(_sites(tmp_path, addresses))
-        _isthmus(tmp_path, "plan", "fabric.yaml", str(ROOT / "examples/workloads/tiny.yaml"), "-o", "plan.yaml")
-        _isthmus(tmp_path, "keys", "east", "west", "-o", "keys")
-        (tmp_path / "coordinator").mkdir()
-        (tmp_path / "coordinator" / "keys").symlink_to(tmp_path / "keys")
-        script = [str(tmp_path / "paced.py"), str(pace), str(ROOT / "examples/train.py"), str(STEPS)]
-        _isthmus(tmp_path, "deploy", "plan.yaml", "--sites", "sites.yaml", "--to", "slurm", "-o", "bundle", "--", *script)
-        bundle = tmp_path / "bundle"
+        bundle = _handed_over(tmp_path, tunnel)
         clusters = {
             name: Cluster(tunnel, name, [f"{name}-n1", f"{name}-n2"], tunnel.folder / name, _topology(bundle, name))
             for name in ("east", "west")
         }
-        tunnel.start("east", 0, ["bash", str(bundle / "coordinator" / "start.sh")], measuring=True)
+        coordinator = ["bash", str(bundle / "coordinator" / "start.sh")]
+        tunnel.start("east", 0, coordinator, stderr=subprocess.DEVNULL, measuring=True)
         for cluster in clusters.values():
             cluster.start()
+        _refused_for_good(clusters["west"], bundle, tmp_path / "keys" / "west.key")
         jobs = {name: each.run("sbatch", "--parsable", f"{bundle}/{name}/job.sbatch").strip() for name, each in clusters.items()}
         west = clusters["west"]
 
@@ -107,7 +114,7 @@ def test_two_clusters_train_together_and_a_lost_node_costs_its_region_one_window
 
         wait_for("both regions train", lambda: min(step("east"), step("west")) >= 60, 90, said)
         assert west.kill_node("west-n2") >= 2  # slurmd and a rank at least
-        pace.write_text("0.5")  # east has time: what follows takes as long as Slurm takes
+        _pace(tmp_path, 0.5)  # east has time: what follows takes as long as Slurm takes
         before = step("east")
         wait_for("the job of the lost node back in the queue", lambda: west.job(jobs["west"])["JobState"] == "PENDING", 60, said)
         west.start_node("west-n2")
@@ -115,12 +122,32 @@ def test_two_clusters_train_together_and_a_lost_node_costs_its_region_one_window
         wait_for("west's job on its nodes again", lambda: west.released(jobs["west"]), 30, said)
         wait_for("west in the run again", lambda: _rejoined(bundle), 90, said)
         assert before < step("east") < STEPS  # it trained on meanwhile
-        pace.write_text("0")
+        _pace(tmp_path, 0)
         for name, cluster in clusters.items():
             state = wait_for(f"{name} done", lambda c=cluster, n=name: _ended(c, jobs[n]), 60, said)
             assert state == "COMPLETED", said()
         assert clusters["west"].job(jobs["west"])["Restarts"] == "1"
     _check_history(tmp_path, bundle)
+
+
+def _pace(folder: Path, seconds: float) -> None:
+    """What a step takes from now on; ranks read it while it is written."""
+    (folder / "pace.new").write_text(str(seconds))
+    os.replace(folder / "pace.new", folder / "pace")
+
+
+def _refused_for_good(cluster: Cluster, bundle: Path, key: Path) -> None:
+    """A node that is not fit ends its job with the reason, and the job does not go back into the queue."""
+    key.chmod(0o644)
+    names = [f"gpu-{number:02d}" for number in (1, 2, 3, 7, 9, 10)] + ["login", "rack1-n5", "rack1-n6"]
+    assert cluster.run("scontrol", "show", "hostnames", hostlist(names)).split() == names
+    cluster.run("sbatch", "--test-only", f"{bundle}/west/job.sbatch")
+    job = cluster.run("sbatch", "--parsable", f"{bundle}/west/job.sbatch").strip()
+    assert wait_for("the refusal", lambda: _ended(cluster, job), 30, cluster.logs) == "FAILED"
+    assert [cluster.job(job)[key] for key in ("ExitCode", "Restarts")] == ["78:0", "0"]
+    assert "west.key may be read by others (mode 644)" in (bundle / "west" / f"isthmus-west-{job}.out").read_text()
+    key.chmod(0o600)
+    wait_for("the nodes idle", lambda: cluster.idle() == 2, 30, cluster.logs)
 
 
 def _topology(bundle: Path, region: str) -> str:
