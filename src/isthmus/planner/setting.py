@@ -35,6 +35,7 @@ class Setting:
         mfu: Model FLOP utilisation inside one region where the workload states it, in place of the step model.
         machine: One region as the step model sees it: the slowest GPU, the least memory.
         parameters: Trained parameters.
+        kept_bytes: What a checkpoint of the whole model holds: weights, master weights and optimizer.
         matrices: Those that are matrices, by shape: what low-rank codecs see.
         group: One region's GPUs and the links between them.
         wan: Between regions; None for one region.
@@ -53,6 +54,7 @@ class Setting:
     mfu: float | None
     machine: Machine
     parameters: int
+    kept_bytes: float
     matrices: tuple[Matrices, ...]
     group: Group
     wan: Wan | None
@@ -72,12 +74,6 @@ class Setting:
     def usable_memory_bytes(self) -> float:
         """What one GPU has for state and activations."""
         return self.gpu_memory_bytes - MEMORY_RESERVE.value
-
-    @property
-    def kept_bytes(self) -> float:
-        """What a checkpoint of the whole model holds: weights, master weights and optimizer."""
-        state = state_bytes(self.workload.shape, self.workload.precision, self.workload.gradient_bytes)
-        return state.total - state.gradients
 
     @property
     def state_bytes(self) -> float:
@@ -104,6 +100,7 @@ def make_setting(fabric: Fabric, workload: Workload, constants: Constants | None
             )
     slowest = min((group.gpu for group in groups), key=lambda each: each.dense_flop_per_s[workload.precision])
     memory_bytes = min(group.gpu.memory_bytes for group in groups)
+    state = state_bytes(workload.shape, workload.precision, workload.gradient_bytes)
     known = constants or default_constants()
     site = sites_group(fabric, known)
     memory_rate = min(group.gpu.memory_bandwidth_bytes_per_s for group in groups)
@@ -125,6 +122,7 @@ def make_setting(fabric: Fabric, workload: Workload, constants: Constants | None
             node_gpus=min(min(group.gpus, group.in_node.domain) for group in groups),
         ),
         parameters=parameter_count(workload.shape) + mtp_parameter_count(workload.shape),
+        kept_bytes=state.total - state.gradients,
         matrices=tuple(Matrices(rows=rows, columns=width, count=count) for rows, width, count in weight_matrices(workload.shape)),
         group=site,
         wan=wan_pipe(fabric),
