@@ -191,8 +191,9 @@ def _zero1(setting: Setting, wan: Wan, axes: Axes, compute: Compute, bucket_byte
     weights = share * _weights_bytes(setting)
     rate = wan.limit.rate_bytes_per_s
     count = max(1, ceil(gradients / (axes.tp * axes.pp) / bucket_bytes))
-    stage = Stage(before_s=0.0, wire_s=gradients / rate / count, latency_s=wan.one_way_s, after_s=0.0)
-    scatter = _overlapped(count, stage, compute, stage.wire_s)
+    own = gradients / axes.pp / wan.some(wan.rails // axes.pp).rate_bytes_per_s
+    stage = Stage(before_s=0.0, wire_s=own / count, latency_s=wan.one_way_s, after_s=0.0)
+    scatter = _overlapped(count, stage, compute, gradients / rate / count)
     forward = compute.slot_s * (1 - compute.backward_fraction)
     gather = max(0.0, weights / rate + wan.one_way_s - forward)
 

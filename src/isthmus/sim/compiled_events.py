@@ -16,6 +16,7 @@ from isthmus.sim.graph import Ints, Numbers
 __all__ = ["Filler", "play_compiled"]
 
 _AFRESH = 64
+"""Calls of a `Filler` after which it fills everything anew, so that rounding in its sums does not grow."""
 
 
 def play_compiled(problem: Problem) -> tuple[Any, ...]:
