@@ -71,9 +71,9 @@ validate-crds: $(STAMP)
 quality: $(STAMP)
 	$(BIN)/python benchmarks/quality.py
 
-## make prediction  predicted against measured steps in the wind tunnel, three unlike fabrics, cell by cell (FABRIC=metro STRATEGY=int4; SHOW=1)
+## make prediction  predicted against measured steps in the wind tunnel, three unlike fabrics, cell by cell (FABRIC=metro STRATEGY=int4; CHUNK=6: a fabric a trial; SHOW=1)
 prediction: $(STAMP)
-	$(BIN)/python benchmarks/prediction.py $(if $(filter file,$(origin FABRIC)),,--fabric $(FABRIC)) $(if $(STRATEGY),--strategy $(STRATEGY)) $(if $(SHOW),--show)
+	$(BIN)/python benchmarks/prediction.py $(if $(filter file,$(origin FABRIC)),,--fabric $(FABRIC)) $(if $(STRATEGY),--strategy $(STRATEGY)) $(if $(CHUNK),--chunk $(CHUNK)) $(if $(SHOW),--show)
 
 ## make bench-peers  torchft, hivemind and isthmus beside each other (own environments in build/peers; about 25 minutes)
 bench-peers: $(STAMP)

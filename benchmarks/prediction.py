@@ -2,6 +2,7 @@
 
     make prediction                                        # whatever is not measured yet; about 40 minutes in all
     make prediction FABRIC=carrier STRATEGY=flat,int4      # these cells anew, each in a trial of about two minutes
+    make prediction CHUNK=6                                # all strategies of a fabric in one trial: a quarter of an hour in all
     make prediction SHOW=1                                 # the table of what there is
 
 Cells are kept in build/prediction.json as each trial ends, so the benchmark can be stopped and taken up again.
@@ -67,7 +68,7 @@ def tried(name: str, strategies: tuple[str, ...], options: argparse.Namespace) -
         fabric=fabric_file(name, options.output),
         workload=str(HERE / "examples" / "workloads" / "llama-3-8b-256k.yaml"),
         strategies=strategies,
-        minutes=options.minutes,
+        minutes=options.minutes * len(strategies),
         rate=None,
         rtt=None,
         script=None,
@@ -175,7 +176,7 @@ def main() -> int:
     parser.add_argument("--fabric", type=names_in(tuple(FABRICS)), metavar="A,B", help="only these, measured anew")
     parser.add_argument("--strategy", type=names_in(STRATEGIES), metavar="A,B", help="only these, measured anew")
     parser.add_argument("--chunk", type=int, default=1, help="strategies of one trial")
-    parser.add_argument("--minutes", type=float, default=1.0, help="of training a trial")
+    parser.add_argument("--minutes", type=float, default=0.7, help="of training a strategy")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=HERE / "build" / "prediction", help="of the trials' own files")
     parser.add_argument("--results", type=Path, default=HERE / "build" / "prediction.json")
