@@ -93,8 +93,10 @@ def write_plan_page(
 
 def _tiles(plan: Plan) -> list[Tile]:
     prediction = plan.prediction
+    low, high = prediction.step_low_s, prediction.step_high_s
+    sure = f" (p10 to p90: {show_seconds(low)} to {show_seconds(high)})" if low is not None and high is not None else ""
     tiles = [
-        Tile("Pace", f"{prediction.tokens_per_s:,.0f}", f"tokens/s, {show_seconds(prediction.step_s)} a step"),
+        Tile("Pace", f"{prediction.tokens_per_s:,.0f}", f"tokens/s, {show_seconds(prediction.step_s)} a step{sure}"),
         Tile("Pace kept over the WAN", f"{prediction.utilisation:.1%}", f"{show_seconds(prediction.exposed_s)} seen"),
         Tile("Over the WAN", show_bytes(prediction.wan_bytes_per_step), "a step, from the busiest region"),
     ]
