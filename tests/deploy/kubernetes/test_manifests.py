@@ -205,6 +205,10 @@ REFUSED = {
     ),
     "an unknown key": (lambda text: text.replace("{image: r", "{imgae: r"), "unknown key 'imgae'"),
     "no quantity": (lambda text: text.replace("train:1}", "train:1, memory: 1500 GB}"), "memory"),
+    "a switch whose name is too long": (
+        lambda text: text.replace("name: shenzhen-1,", f"name: shenzhen-1, switch: {'leaf' * 14},"),
+        "makes no name for Kubernetes",
+    ),
     "two switches of one name": (
         lambda text: text.replace("name: shenzhen-1,", "name: shenzhen-1, switch: leaf-1,").replace(
             "name: shenzhen-2,", "name: shenzhen-2, switch: Leaf_1,"

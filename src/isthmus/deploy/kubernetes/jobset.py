@@ -13,7 +13,7 @@ from isthmus.deploy.sites import Site
 
 __all__ = ["JOBSET_NOTES", "batch_job_spec", "check", "jobset_spec", "pieces"]
 
-_ENGINE = Engine(name="JobSet", needs="JobSet 0.8 or later", kind="jobset")
+_ENGINE = Engine(name="JobSet", needs="JobSet (fields as of 0.12)", kind="jobset")
 JOBSET_NOTES = (
     *POD_NOTES,
     HEALTH_NOTE,

@@ -16,7 +16,7 @@ from isthmus.deploy.sites import Site
 __all__ = ["check", "pieces"]
 
 _API = "kueue.x-k8s.io/v1beta2"
-_ENGINE = Engine(name="Kueue", needs="Kueue 0.15 or later", kind="job.batch", labels_nodes=True)
+_ENGINE = Engine(name="Kueue", needs="Kueue (API v1beta2, fields as of 0.19)", kind="job.batch", labels_nodes=True)
 _JOB_NOTES = (
     *POD_NOTES,
     HEALTH_NOTE,

@@ -64,6 +64,10 @@ def entry_of(site: Site, sites: Sites) -> KubernetesEntry:
                 (*where, "nodes", number, "name"), f"{node.name!r} is no name of a Kubernetes node", "see kubectl get nodes"
             )
     leaves = {node.switch for node in site.nodes if node.switch}
+    for leaf in sorted(leaves):
+        if not is_label(leaf_name(site, leaf)):
+            hint = "region and switch together make a label of at most 63 characters, a-z, 0-9 and -"
+            raise sites.lines.error(where, f"the switch {leaf!r} makes no name for Kubernetes ({leaf_name(site, leaf)!r})", hint)
     if len({leaf_name(site, leaf) for leaf in leaves}) < len(leaves):
         raise InputError(
             sites.lines.where(where), "two switches have one name in Kubernetes", "they differ by case or . _ - only"

@@ -13,7 +13,7 @@ from isthmus.deploy.sites import Site
 
 __all__ = ["check", "pieces"]
 
-_ENGINE = Engine(name="Kubeflow Trainer", needs="Kubeflow Trainer 2.0 or later", kind="trainjob")
+_ENGINE = Engine(name="Kubeflow Trainer", needs="Kubeflow Trainer (fields as of 2.3)", kind="trainjob")
 _STEP = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 _RUNTIME_NOTES = (
     "mlPolicy without torch: that one sets PET_NNODES, PET_MASTER_ADDR and more for this TrainJob alone, and a TrainJob may not "

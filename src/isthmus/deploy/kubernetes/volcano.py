@@ -15,7 +15,7 @@ from isthmus.deploy.sites import Site
 
 __all__ = ["check", "pieces"]
 
-_ENGINE = Engine(name="Volcano", needs="Volcano 1.13 or later with the plug-in `network-topology-aware`", kind="vcjob")
+_ENGINE = Engine(name="Volcano", needs="Volcano (fields as of 1.15) with the plug-in `network-topology-aware`", kind="vcjob")
 _JOB_NOTES = (
     *POD_NOTES,
     "minAvailable, networkTopology: all nodes or none, and none outside the region's HyperNode.",

@@ -78,7 +78,8 @@ def _clocks(site: Site) -> list[Piece]:
         Piece(f"{folder}/chrony-client.conf", chrony_client(first)),
     ]
     for role in _ROLES:
-        interfaces = (interface, "eth1") if role == "boundary" else (interface,)
+        second = "eth1" if interface != "eth1" else "eth2"  # README.md says to set names first
+        interfaces = (interface, second) if role == "boundary" else (interface,)
         found += [Piece(f"{folder}/ptp4l-{role}.linuxptp{major}.conf", ptp_text(role, major, interfaces)) for major in LINUXPTP]
         found.append(Piece(f"{folder}/phc2sys-{role}.service", phc2sys_unit(role)))
     return found

@@ -168,6 +168,7 @@ def host_script(region: Region, roce: Roce | None, hcas: tuple[str, ...], sysctl
         found = f'"{" ".join(hcas)}"' if hcas else '"$(ls /sys/class/infiniband)"'
         lines += [
             "",
+            "# Needs MLNX_OFED or DOCA-Host: the kernel's own driver has neither mlnx_qos nor the ecn folders, and stops here.",
             "# Adapters" + (", as sites.yaml names them" if hcas else ": all RDMA devices that run over Ethernet"),
             f"devices={found}",
             "for dev in $devices; do",
