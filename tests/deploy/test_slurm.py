@@ -14,7 +14,8 @@ from isthmus.deploy.slurm_names import hostlist
 from isthmus.emulate import open_tunnel
 from isthmus.emulate.topology import EmulatedLink
 from isthmus.emulate.tunnel import Tunnel
-from isthmus.plan import load_plan
+from isthmus.plan import Strategy, load_plan, save_plan
+from isthmus.runtime.loopback import lone_plan
 
 from .slurm_clusters import Cluster, metrics_lines, wait_for
 
@@ -64,12 +65,18 @@ def _isthmus(folder: Path, *arguments: str) -> str:
 def _sites(folder: Path, addresses: dict[str, list[str]]) -> str:
     regions = "".join(
         f"  {name}: {{folder: {folder}/bundle/{name}, python: {sys.executable}, keys: {folder}/keys, interface: eth0,"
-        f" slurm: {{partition: gpu, gres: none, switches: 1, time: '30'}},"
-        f" nodes: [{', '.join(f'{{name: {name}-n{n}, address: {host}}}' for n, host in enumerate(hosts, 1))}]}}\n"
+        f" slurm: {{partition: gpu, gres: none, switches: {2 if name == 'west' else 1}, time: '30'}},"
+        f" nodes: [{', '.join(_node(name, n, host) for n, host in enumerate(hosts, 1))}]}}\n"
         for name, hosts in addresses.items()
     )
     coordinator = f"{{address: '{addresses['east'][0]}:29700', folder: {folder}/coordinator, python: {sys.executable}}}"
     return f"version: 1\nfabric: fabric.yaml\ncertificates: keys\ncoordinator: {coordinator}\nregions:\n{regions}"
+
+
+def _node(region: str, number: int, host: str) -> str:
+    """West's nodes hang on a leaf each, joined by a spine; east's on one switch, which the fabric says."""
+    leaf = f", switch: leaf-{number}" if region == "west" else ""
+    return f"{{name: {region}-n{number}, address: {host}{leaf}}}"
 
 
 def _handed_over(folder: Path, tunnel: Tunnel) -> Path:
@@ -128,6 +135,58 @@ def test_two_clusters_train_together_and_a_lost_node_costs_its_region_one_window
             assert state == "COMPLETED", said()
         assert clusters["west"].job(jobs["west"])["Restarts"] == "1"
     _check_history(tmp_path, bundle)
+
+
+# Fails in its first life, waits in its second, ends well in its third.
+LIVES = """
+import pathlib, sys, time
+lives = pathlib.Path(sys.argv[1])
+with open(lives, "a") as stream: stream.write("x")
+if len(lives.read_text()) == 1: sys.exit(3)
+if len(lives.read_text()) == 2: time.sleep(600)
+"""
+
+
+def test_a_job_goes_back_into_the_queue_when_its_ranks_fail_and_when_its_time_ends(tmp_path: Path) -> None:
+    lives = tmp_path / "lives"
+    (tmp_path / "lives.py").write_text(LIVES)
+    (tmp_path / "fabric.yaml").write_text("name: One\nregions:\n  lone:\n    nodes: [{count: 1, kind: hgx-h100, gpus: 1}]\n")
+    slurm = "slurm: {partition: gpu, gres: none, time: '30'}"
+    nodes = "nodes: [{name: lone-n1, address: 10.77.0.10}]"
+    site = f"{{folder: {tmp_path}/bundle/lone, python: {sys.executable}, restarts: 1, {slurm}, {nodes}}}"
+    (tmp_path / "sites.yaml").write_text(f"version: 1\nfabric: fabric.yaml\nregions: {{lone: {site}}}\n")
+    plan = lone_plan(Strategy(name="alone", kind="hierarchical"))
+    save_plan(plan.model_copy(update={"fabric": "One"}), tmp_path / "plan.yaml")
+    script = [str(tmp_path / "lives.py"), str(lives)]
+    arguments = ["deploy", "plan.yaml", "--sites", "sites.yaml", "--to", "slurm", "-o", "bundle", "--no-health-check"]
+    _isthmus(tmp_path, *arguments, "--", *script)
+    folder = tmp_path / "bundle" / "lone"
+    job_file = (folder / "job.sbatch").read_text()
+    assert "--restarts 1" in (folder / "node.sh").read_text()
+    # torchrun's own restart would take the first failure; here the queue is to.
+    (folder / "node.sh").write_text((folder / "node.sh").read_text().replace("--restarts 1", "--restarts 0"))
+    with open_tunnel({"lone": 1}, []) as tunnel:
+        cluster = Cluster(tunnel, "lone", ["lone-n1"], tunnel.folder / "lone", (folder / "topology.conf").read_text())
+        cluster.start()
+        job = cluster.run("sbatch", "--parsable", str(folder / "job.sbatch")).strip()
+
+        def said() -> str:
+            return (folder / f"isthmus-lone-{job}.out").read_text() + cluster.logs()
+
+        def lived() -> int:
+            return len(lives.read_text()) if lives.exists() else 0
+
+        wait_for("requeued after a failure", lambda: cluster.job(job)["Restarts"] == "1", 60, said)
+        wait_for("its second life", lambda: cluster.released(job) and lived() == 2, 60, said)
+        assert "--signal=B:USR1@300" in job_file
+        cluster.run("scancel", "--batch", "--signal=USR1", job)  # what Slurm does 300 s before the limit
+        wait_for("requeued before its limit", lambda: cluster.job(job)["Restarts"] == "2", 60, said)
+        wait_for("its third life", lambda: cluster.released(job) or lived() == 3, 60, said)
+        assert wait_for("its end", lambda: _ended(cluster, job), 60, said) == "COMPLETED", said()
+    output = (folder / f"isthmus-lone-{job}.out").read_text()
+    assert "goes back into the queue: its ranks failed with exit code 1" in output
+    assert "goes back into the queue: the time limit is near" in output
+    assert "started again 2 times" in output
 
 
 def _pace(folder: Path, seconds: float) -> None:
