@@ -54,6 +54,16 @@ def test_a_job_has_what_restarting_needs_and_the_sites_options(given: Path, isth
     assert "account" not in _options("bundle/shanghai/job.sbatch")
 
 
+def test_a_fabrics_title_stays_a_comment_whatever_it_holds(given: Path, isthmus: Isthmus) -> None:
+    title = '"Two lines:\\ntouch /tmp/owned; `id` $(id)"'
+    _edit("fabric.yaml", "name: Shenzhen - Shanghai", f"name: {title}")
+    _edit("plan.yaml", "fabric: Shenzhen - Shanghai", f"fabric: {title}")
+    assert isthmus(*deploy_arguments("slurm"))[0] == 0
+    for script in ("job.sbatch", "node.sh", "env.sh"):
+        lines = Path("bundle/shenzhen", script).read_text().splitlines()
+        assert not [line for line in lines if "owned" in line and not line.startswith("# ")]
+
+
 def test_topology_files_join_the_leaves_that_sites_names(given: Path) -> None:
     text = Path("sites.yaml").read_text()
     for number, leaf in ((1, "leaf-a"), (2, "leaf-b")):

@@ -56,9 +56,10 @@ def job(request: Request, site: Site) -> str:
     entry = site.entry.slurm or SlurmEntry()
     _refuse_options(request, site, entry)
     header = "\n".join(f"#SBATCH {line}" for line in _options(site, entry))
+    title = " ".join(request.plan.fabric.split())  # a line of its own would be a command
     count = f"--nodes={len(site.nodes)} --ntasks={len(site.nodes)} --ntasks-per-node=1"
     return f"""#!/bin/bash
-# Region {site.name} of {request.plan.fabric}: {site.ranks} ranks on {len(site.nodes)} nodes. Written by isthmus deploy.
+# Region {site.name} of {title}: {site.ranks} ranks on {len(site.nodes)} nodes. Written by isthmus deploy.
 {header}
 set -euo pipefail
 cd {site.folder}
