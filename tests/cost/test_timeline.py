@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.cost.timeline import Stage, deferred_timeline, equal_buckets_exposed_s, overlap_timeline, ready_times_s
+from isthmus.cost.timeline import (
+    Stage,
+    deferred_timeline,
+    equal_buckets_exposed_s,
+    overlap_timeline,
+    ready_times_s,
+    staggered_left_s,
+)
 
 TIMES = st.floats(0, 10)
 STAGES = st.lists(
@@ -108,3 +115,24 @@ def test_deferred_results_are_never_quicker_than_those_taken_at_once(
     for earlier, later in pairwise(deferred.buckets):
         assert later.start_s >= earlier.start_s - 1e-9
         assert later.done_s >= earlier.done_s - 1e-9
+
+
+def test_one_stage_has_left_what_its_window_does_not_hold_and_two_share_the_wire() -> None:
+    assert staggered_left_s(1, 3.0, 3.0, 1.0) == pytest.approx(2.0)
+    # Streams that fill the wire alone: 2 x 3 s of it, of which two windows of 1 s hold 2.
+    assert staggered_left_s(2, 3.0, 6.0, 1.0) == pytest.approx(4.0)
+    # Streams that carry half of it: each takes its own 3 s, as if alone.
+    assert staggered_left_s(2, 3.0, 3.0, 1.0) == pytest.approx(2.0)
+    # 0.8 of it: the first sends 0.8 of 2.4, and both 0.5 each until it has ended, 3.2 s on; the second's last 0.8 take 1 s.
+    assert staggered_left_s(2, 3.0, 4.8, 1.0) == pytest.approx(3.2 - 1 + 1.0)
+
+
+@given(st.integers(1, 8), st.floats(1e-3, 1e2), st.floats(0, 1), st.floats(1e-3, 1e2))
+def test_what_is_left_lies_between_one_stage_alone_and_all_on_one_wire(
+    stages: int, alone: float, share: float, window: float
+) -> None:
+    everything = alone * (1 + share * (stages - 1))
+    left = staggered_left_s(stages, alone, everything, window)
+    assert left >= max(0.0, alone - window) - 1e-6 * alone
+    assert left >= (everything - stages * window) * (1 - 1e-6) - 1e-9
+    assert left <= everything * (1 + 1e-6)

@@ -18,6 +18,10 @@ from isthmus.workload import read_workload
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FABRICS = ("shenzhen-shanghai", "shenzhen-shanghai-8", "singapore-tokyo", "beijing-shenzhen-shanghai")
+STRATEGIES = (
+    "hierarchical", "hierarchical-bf16", "hierarchical-int8", "hierarchical-powersgd", "local-20", "local-100-delayed",
+    "pipeline",
+)  # fmt: skip
 WORKLOAD = read_workload("llama-3-8b")
 
 
@@ -51,9 +55,7 @@ def played(name: str, plan: Plan) -> tuple[float, float, ScriptPlayed]:
     return *step_of(plan, (whole, play_script(asked, without_wan=True))), whole
 
 
-@pytest.mark.parametrize(
-    "strategy", ["hierarchical", "hierarchical-int8", "hierarchical-powersgd", "local-20", "local-100-delayed", "pipeline"]
-)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", FABRICS)
 def test_a_step_played_is_the_step_predicted(name: str, strategy: str) -> None:
     plan = plans(name)[strategy]

@@ -11,6 +11,7 @@ __all__ = [
     "equal_buckets_exposed_s",
     "overlap_timeline",
     "ready_times_s",
+    "staggered_left_s",
 ]
 
 
@@ -163,3 +164,35 @@ def equal_buckets_exposed_s(count: int, stage: Stage, window_s: float) -> float:
     """
     slowest = max(stage.before_s, stage.wire_s, stage.after_s)
     return stage.total_s + max(0.0, (count - 1) * (slowest - window_s / count))
+
+
+def staggered_left_s(stages: int, alone_s: float, all_s: float, window_s: float) -> float:
+    """Seconds of wire left when the last of `stages` has ended its backward pass, where they end one after another.
+
+    Each has as much to send, which becomes ready evenly over a window of its own; the windows follow one another. All that have
+    something left share one wire evenly, none faster than alone.
+
+    Args:
+        stages: Of a pipeline.
+        alone_s: What one of them sends, alone on the wire: its own ranks' streams may carry less than the wire.
+        all_s: What all of them send, together on the wire; at most `stages` times `alone_s`.
+        window_s: Of one.
+    """
+    most, full = 1 / alone_s, stages / all_s  # of one stage's whole work a second
+    left: list[float] = []
+    for _ in range(stages):
+        left.append(1.0)
+        left = _sent(left, (most, full), window_s)[0]
+    return _sent(left, (most, full), float("inf"))[1]
+
+
+def _sent(left: list[float], rates: tuple[float, float], seconds: float) -> tuple[list[float], float]:
+    """(what is left after `seconds` of even sharing, seconds until nothing was)."""
+    most, full = rates
+    took = 0.0
+    while left and took < seconds:
+        rate = min(most, full / len(left))
+        step = min(min(left) / rate, seconds - took)
+        left = [each - rate * step for each in left if each - rate * step > 1e-12]
+        took += step
+    return left, took

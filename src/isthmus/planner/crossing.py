@@ -17,7 +17,7 @@ from isthmus.cost.step import (
     swap_bytes,
     zero3_wan_bytes,
 )
-from isthmus.cost.timeline import Stage, equal_buckets_exposed_s
+from isthmus.cost.timeline import Stage, equal_buckets_exposed_s, staggered_left_s
 from isthmus.fabric.carriers import NetworkCarrier
 from isthmus.plan import Strategy
 from isthmus.planner.candidates import whole_batch
@@ -241,17 +241,15 @@ def _pipeline_ways(setting: Setting, strategy: Strategy, axes: Axes) -> tuple[li
 def _overlapped(count: int, stage: Stage, compute: Compute, all_wire_s: float) -> float:
     """Exposed seconds of equal buckets that become ready over the last micro-batch's backward pass.
 
-    `stage` is one bucket of one stage of the pipeline alone, `all_wire_s` the wire of one bucket of all p stages together. Stages
-    end their backward passes one after another, the first of them last: it has its own buckets to send in the last pass, and
-    all stages together have p passes for p times as many.
+    `stage` is one bucket of one stage of the pipeline alone, `all_wire_s` the wire of one bucket of all stages together. Stages
+    end their backward passes one after another, the first of them last, and share the WAN.
     """
     window, stages = compute.backward_fraction * compute.slot_s, compute.stages
     alone = equal_buckets_exposed_s(count, stage, window)
-    if stages == 1:
+    if stages == 1 or stage.wire_s <= 0:
         return alone
-    shared = all_wire_s / stages
-    beside = Stage(before_s=0.0, wire_s=shared, latency_s=stage.total_s - shared, after_s=0.0)
-    return max(alone, equal_buckets_exposed_s(count * stages, beside, window * stages))
+    left = staggered_left_s(stages, stage.wire_s * count, all_wire_s * count, window)
+    return max(alone, left + stage.total_s - stage.wire_s)
 
 
 def _bucket_count(setting: Setting, strategy: Strategy, axes: Axes) -> int:
