@@ -158,6 +158,9 @@ class SitesDocument(Document):
     )
     insecure: bool = Field(default=False, description="Rails in the clear; only on a network that nobody else is on.")
     coordinator: CoordinatorEntry | None = Field(default=None, description="Without one a lost region ends the run.")
+    prometheus: HostPort | None = Field(
+        default=None, description="host:port of a Prometheus that every node may send to, such as 10.1.0.3:9090."
+    )
     regions: Annotated[dict[Name, SiteEntry], Field(min_length=1)] = Field(description="Every region of the fabric, by name.")
 
 

@@ -52,6 +52,7 @@ TARGETS: dict[str, Target] = {
     "jobset": Target("isthmus.deploy.kubernetes.jobset", "a JobSet a region"),
     "trainjob": Target("isthmus.deploy.kubernetes.trainjob", "Kubeflow Trainer's job and runtime a region"),
     "kueue": Target("isthmus.deploy.kubernetes.kueue", "a batch Job a region behind Kueue's queues"),
+    "observability": Target("isthmus.deploy.observability", "Prometheus with rules, a Grafana dashboard", script=False),
     "network": Target("isthmus.deploy.network", "switches, adapters, TCP between regions, clocks", script=False),
 }
 

@@ -66,7 +66,7 @@ class Link:
         self._opened = self._closing = self._peer_ended = False
         self._heard_s = self._logged_s = 0.0
         self._last: list[Kernel] = []
-        self._lost_kernel = 0
+        self._lost_kernel, self._lost_busy_s = 0, 0.0
         self._last_error: RailError | None = None
         self._silence_from_s = time.monotonic()
 
@@ -337,6 +337,7 @@ class Link:
         with contextlib.suppress(OSError):
             kernel = lane.stream.kernel()
             self._lost_kernel += kernel.retransmits
+            self._lost_busy_s = max(self._lost_busy_s, kernel.busy_s)
             self._last = self._last or [kernel]
 
     def kernels(self) -> tuple[list[Kernel], int]:
@@ -349,6 +350,12 @@ class Link:
                 found.append(lane.stream.kernel())
         self._last = found or self._last
         return self._last, lost
+
+    def busy_s(self) -> float:
+        """Time with something to send, or sent and not acknowledged. A kernel's buffer can hold a whole message, so what the
+        sender's threads see alone would be far too little; of several streams, which work at the same time, the busiest."""
+        kernel = max((stream.busy_s for stream in self.kernels()[0]), default=0.0)
+        return max(self.outbox.busy_so_far_s(), kernel, self._lost_busy_s)
 
     def window_bytes(self) -> float | None:
         """What one stream must keep in flight to fill its share of the link; None where its rate is not known."""

@@ -73,7 +73,7 @@ class LinkUse:
         frame_bytes_sent, frame_bytes_received: The same with frame headers; TLS and TCP/IP are below us.
         control_bytes_sent: Acknowledgements, signs of life and goodbyes.
         frames_sent, frames_received: Data frames.
-        busy_s: Time during which something was waiting to be sent or being sent.
+        busy_s: Time during which something was waiting to be sent, or sent and not acknowledged.
         goodput_bytes_per_s: payload_bytes_sent / busy_s; 0 before anything was sent.
         stall_s: Time that received data was left in the kernel because nobody had asked for so much.
         early_bytes_peak: The most that was kept of messages nobody had asked for yet.
@@ -304,7 +304,7 @@ class Rail:
         return {self.names[peer]: self._use(link) for peer, link in self._links.items()}
 
     def _use(self, link: Link) -> LinkUse:
-        (kernel, lost), busy_s = link.kernels(), link.outbox.busy_so_far_s()
+        (kernel, lost), busy_s = link.kernels(), link.busy_s()
         payload = sum(counts.payload_bytes for counts in link.sent)
         return LinkUse(
             payload_bytes_sent=payload,

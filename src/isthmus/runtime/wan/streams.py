@@ -39,6 +39,7 @@ class Kernel:
         rtt_s_min: Smallest round trip of the last minutes.
         retransmits: Segments sent again.
         send_buffer_bytes, receive_buffer_bytes: What the buffers may hold now (the kernel tunes them by itself).
+        busy_s: Time with something handed over and not acknowledged yet.
         buffer_limited_s: Time the sender was held back by its own send buffer.
         congestion: Name of the congestion control in force.
     """
@@ -48,6 +49,7 @@ class Kernel:
     retransmits: int
     send_buffer_bytes: int
     receive_buffer_bytes: int
+    busy_s: float
     buffer_limited_s: float
     congestion: str
 
@@ -221,13 +223,14 @@ class PlainStream:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256).ljust(256, b"\0")
         words = struct.unpack_from("=24I", info, 8)
         (rtt_us_min,) = struct.unpack_from("=I", info, 148)
-        (buffer_limited_us,) = struct.unpack_from("=Q", info, 184)
+        busy_us, _, buffer_limited_us = struct.unpack_from("=3Q", info, 168)
         return Kernel(
             rtt_s=words[15] * 1e-6,
             rtt_s_min=rtt_us_min * 1e-6,
             retransmits=words[23],
             send_buffer_bytes=sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF),
             receive_buffer_bytes=sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF),
+            busy_s=busy_us * 1e-6,
             buffer_limited_s=buffer_limited_us * 1e-6,
             congestion=sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode(),
         )
