@@ -16,10 +16,9 @@ from isthmus.deploy.request import Request
 from isthmus.deploy.sites import read_sites
 from isthmus.plan import load_plan, save_plan
 
-from .conftest import EXAMPLES as FOLDER
 from .conftest import Isthmus, prepare
 
-EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+EXAMPLES = "one-node", "shenzhen-shanghai", "beijing-shenzhen-shanghai"  # no link, one, three
 promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not there")
 
 
@@ -50,7 +49,7 @@ def written(isthmus: Isthmus, folder: Path) -> Path:
 
 @promtool
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_promtool_takes_the_rules_and_their_tests_pass_for_every_example(example: str, tmp_path: Path, isthmus: Isthmus) -> None:
+def test_promtool_takes_the_rules_and_their_tests_pass(example: str, tmp_path: Path, isthmus: Isthmus) -> None:
     bundle = written(isthmus, exporting(prepare(tmp_path, example)))
     for arguments in ("check config prometheus.yml", "check rules rules.yml", "test rules rules_test.yml"):
         command = ["promtool", *arguments.split()]

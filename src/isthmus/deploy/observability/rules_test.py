@@ -11,7 +11,7 @@ from isthmus.deploy.observability.rules import PACE, Pace, Planned, alerts
 
 __all__ = ["rules_test"]
 
-_RANKS_MOST = 16
+_RANKS_MOST = 32
 """With more ranks the silent-rank case is left out: it needs a series of every rank."""
 
 
