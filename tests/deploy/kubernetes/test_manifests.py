@@ -323,6 +323,25 @@ def test_what_is_no_yaml_or_no_object_is_found_on_disk(given: Path) -> None:
     assert any("holds no object but [1]" in each for each in said)
 
 
+def test_what_a_server_would_fill_in_wrongly_is_said(given: Path) -> None:
+    request = asked(given)
+    batch = one(objects(request, "jobset")["shenzhen"], "JobSet")["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert batch["backoffLimit"] == 0  # 6: a lone pod would come back to ranks that have gone
+    assert batch["completions"] == batch["parallelism"] == 2  # 1: a region of one node
+    spec = one(objects(request, "jobset")["shenzhen"], "JobSet")["spec"]
+    assert spec["failurePolicy"]["maxRestarts"] == 3  # 0: the first failure is the last
+    assert spec["network"]["enableDNSHostnames"] is False  # true: a Service and names that nobody uses
+    runtime = one(objects(request, "trainjob")["shenzhen"], "TrainJob")["spec"]["runtimeRef"]
+    assert runtime["kind"] == "TrainingRuntime"  # ClusterTrainingRuntime
+    job = one(objects(request, "volcano")["shenzhen"], "Job")["spec"]
+    assert job["minAvailable"] == job["tasks"][0]["minAvailable"] == 2
+    assert job["schedulerName"] == "volcano"  # default-scheduler's pods know no gang
+    found = objects(request, "kueue")["shenzhen"]
+    assert one(found, "Job")["spec"]["suspend"] is True
+    (keys,) = [volume for volume in pod(found, "kueue")["spec"]["volumes"] if volume["name"] == "keys"]
+    assert keys["secret"]["defaultMode"] == 0o400  # 0644: node.sh refuses a key that others may read
+
+
 def test_trainers_reserved_names_are_among_ours() -> None:
     # kubeflow/trainer 8c0f505 pkg/constants/constants.go, TorchRunReservedEnvNames.
     assert {"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"} <= RESERVED
