@@ -37,7 +37,7 @@ def test_every_stream_has_a_full_link_on_which_no_stream_gets_more(drawn: tuple[
         assert bottleneck or rates[f] == problem.limit_bytes_per_s[f]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(drawn=phases(streams=12, links=8), order=st.permutations(range(12)), back=st.integers(0, 11))
 def test_filling_anew_only_what_an_end_can_change_is_filling_everything(
     drawn: tuple[Phase, Numbers], order: list[int], back: int
