@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from isthmus.deploy.targets import TARGETS
 from isthmus.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,11 +25,14 @@ isthmus deploy plan.yaml --sites sites.yaml --to network -o network      # switc
 isthmus deploy --check bundle
 """
 
+_FOR = "For " + ", ".join(f"{name} ({each.summary})" for name, each in TARGETS.items()) + "."
+
+
 
 def deploy(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the command
     document: Annotated[Path | None, typer.Argument(help="The plan to hand over.", show_default=False)] = None,
     script: Annotated[list[str] | None, typer.Argument(help="After --: training script, arguments.", show_default=False)] = None,
-    to: Annotated[str | None, typer.Option("--to", help="For what, such as slurm.", show_default=False)] = None,
+    to: Annotated[str | None, typer.Option("--to", help=_FOR, show_default=False)] = None,
     sites: Annotated[Path | None, typer.Option("--sites", help="sites.yaml: nodes, addresses, folders.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for the bundle.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files there that were edited or are not ours.")] = False,
