@@ -21,6 +21,9 @@ def test_every_example_is_handed_over_to_every_engine_and_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isthmus: Isthmus, example: str, target: str
 ) -> None:
     monkeypatch.chdir(prepare(tmp_path, example))
+    text = Path("sites.yaml").read_text()
+    text = text.replace("# export_port: 29800", "export_port: 29800") + "prometheus: 10.99.0.3:9090\n"  # for observability
+    Path("sites.yaml").write_text(text)
     code, _, errors = isthmus(*deploy_arguments(target))
     assert code == 0, errors
     assert isthmus("deploy", "--check", "bundle") == (0, "bundle: 0 errors, 0 warnings\n", "")

@@ -28,7 +28,6 @@ isthmus deploy --check bundle
 _FOR = "For " + ", ".join(f"{name} ({each.summary})" for name, each in TARGETS.items()) + "."
 
 
-
 def deploy(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the command
     document: Annotated[Path | None, typer.Argument(help="The plan to hand over.", show_default=False)] = None,
     script: Annotated[list[str] | None, typer.Argument(help="After --: training script, arguments.", show_default=False)] = None,

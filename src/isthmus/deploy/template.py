@@ -21,6 +21,7 @@ def template_of(fabric: Fabric, fabric_path: str) -> str:
         "version: 1",
         f"fabric: {fabric_path}  # from this file's folder",
     ]
+    head.append("# prometheus: HOST:9090              # for --to observability: one that every node may send to")
     if several:
         names = " ".join(region.name for region in fabric.regions)
         head += [
