@@ -134,6 +134,16 @@ class Watched:
         """The last of everybody's words."""
         return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-800:]}" for path in self._folder.glob("*.log"))
 
+    def watch(self) -> dict[str, Any]:
+        """What `isthmus watch` says on the node of east."""
+        answer = self._folder / "watch.json"
+        argv = [sys.executable, "-m", "isthmus", "watch", "127.0.0.1:9600", "--plan", "plan.yaml", "--sites", "sites.yaml"]
+        with answer.open("wb") as stdout:
+            argv += ["--every", "3", "--once", "--json"]
+            asker = self._tunnel.start("east", 0, argv, cwd=str(self._folder), stdout=stdout)
+        assert asker.wait(60) == 0
+        return json.loads(answer.read_text())
+
     def throttle(self, share: float) -> None:
         """Both directions of the WAN to a share of what they were."""
         for src, dst in (REGIONS, REGIONS[::-1]):
@@ -153,6 +163,10 @@ def test_the_alarm_of_a_throttled_wan_comes_and_goes_and_the_dashboard_shows_eve
         queries = queries_of(json.loads((tmp_path / "watch/grafana/isthmus.json").read_text()))
         unanswered = [query for query, answer in zip(queries, watched.ask(*queries), strict=True) if not answer]
         assert unanswered == []
+        said = watched.watch()
+        (link,) = said["links"]
+        assert (said["regions"][0]["region"], link["region"], link["peer"]) == ("east", *REGIONS)
+        assert link["goodput_bytes_per_s"] > 0.5 * link["planned_goodput_bytes_per_s"]
         watched.throttle(THROTTLED)
         both = {REGIONS, REGIONS[::-1]}
         wait_for("the alarm", lambda: watched.firing() == both, 60, lambda: f"{watched.goodput()} {watched.firing()}")

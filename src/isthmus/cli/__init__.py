@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "try": "Train for real in the wind tunnel: this machine, emulated WAN.",
     "deploy": "Write what runs a plan on real clusters: jobs, settings, checks, what to do.",
     "run": "Start a plan's ranks: one region under torchrun, or all of them here.",
+    "watch": "Show what a run does now: regions, links against the plan, who is slow.",
     "doctor": "Name the fault from what nvidia-smi, NCCL, ibstat, dmesg ... printed.",
     "trace": "Write a run's steps, exchanges and stalls as a trace for Perfetto.",
     "bench": "Measure codecs and copies: the inputs of the wind tunnel's predictions.",
