@@ -6,6 +6,8 @@ STAMP := $(VENV)/.ready
 FABRIC ?= examples/shenzhen-shanghai.yaml
 SEED ?= 0
 RUNS ?= 0-19
+# Real ranks and daemons on a busy machine miss a time-out now and then: what failed is run once more, by itself, and must pass.
+once_more = { echo "isthmus: not all passed; what failed runs once more"; $(BIN)/python -m pytest -q -p no:randomly --last-failed --last-failed-no-failures none $(1); }
 WORKLOAD ?= examples/workloads/llama-3-8b-256k.yaml
 
 .PHONY: try test test-tunnel test-slurm check bench accuracy bench-codecs bench-peers quality prediction accuracy-steps bench-layouts chaos chaos-sample fuzz doctor-accuracy fuzz-doctor validate-crds clean help
@@ -28,11 +30,11 @@ try: $(STAMP)
 ## make test     set up, then all tests: the fast ones, then those with real ranks and namespaces
 test: $(STAMP)
 	$(BIN)/python -m pytest -q
-	$(BIN)/python -m pytest -q -m tunnel -p no:randomly
+	$(BIN)/python -m pytest -q -m tunnel -p no:randomly || $(call once_more,-m tunnel)
 
 ## make test-slurm  two real Slurm clusters in the wind tunnel train together; root, Debian's slurmctld and slurmd (about two minutes)
 test-slurm: $(STAMP)
-	$(BIN)/python -m pytest -q -rs -s -m slurm -p no:randomly tests/deploy
+	$(BIN)/python -m pytest -q -rs -s -m slurm -p no:randomly tests/deploy || $(call once_more,-s -m slurm)
 
 ## make check    formatters, linters, types, import contracts
 check: $(STAMP)
