@@ -159,7 +159,7 @@ def show(cells: list[Cell]) -> None:
 
 def _remark(each: Cell) -> str:
     if not steady(each):
-        return f"  does not count, the machine was busy: compute took {each['compute_s']:.2f}, then {each['compute_again_s']:.2f} s"
+        return f"  does not count, machine busy: compute took {each['compute_s']:.2f}, then {each['compute_again_s']:.2f} s"
     return "  more than 10% off" if abs(each["ratio"] - 1) > LIMIT else ""
 
 
