@@ -30,7 +30,7 @@ COMMANDS: dict[str, str] = {
     "watch": "Show what a run does now: regions, links against the plan, who is slow.",
     "doctor": "Name the fault from what nvidia-smi, NCCL, ibstat, dmesg ... printed.",
     "trace": "Write a run's steps, exchanges and stalls as a trace for Perfetto.",
-    "bench": "Measure codecs and copies: the inputs of the wind tunnel's predictions.",
+    "bench": "Measure a cluster's collectives under torchrun, or this machine's codecs and copies.",
     "schema": "Print the JSON Schema of a document.",
     "keys": "Make certificates for TLS between regions.",
     "coordinator": "Serve the store through which regions regroup.",
