@@ -93,6 +93,7 @@ def test_near_regions_add_up_a_half_each_and_far_ones_all_with_the_same_bits(mon
                 shard = shard_of(rail.region, 100_003)
                 tag = message_tag(number, 0 if out is None else 1, 0, 0)
                 exchange = Exchange(rail, shard, tag, ExchangeOptions(flow=1), out)
+                exchange.start()
                 assert exchange.passes == 2 - number
                 exchange.reduce()
                 exchange.finish()

@@ -82,6 +82,7 @@ def exchange_mean(
         RailError: The link broke (PeerLostError, CorruptFrameError); what the result was to replace is then undefined.
     """
     exchange = Exchange(rail, shard, tag, options or ExchangeOptions(), out)
+    exchange.start()
     exchange.reduce()
     exchange.finish()
 
@@ -103,7 +104,10 @@ class Buffers:
 
 
 class Exchange:
-    """One `exchange_mean` in steps, so that many may be under way: create (sends), `reduce`, `finish`, in this order.
+    """One `exchange_mean` in steps, so that many may be under way: create, `start`, `reduce`, `finish`, in this order.
+
+    Creating it asks for the others' bytes: those that come before they were asked for must be kept and copied. So where many
+    are begun one after the other, create them all first.
 
     After a RailError in any of them drop it: its buffers go with it, as late bytes may still be written into them.
     """
@@ -128,9 +132,19 @@ class Exchange:
         self._mine: torch.Tensor | None = None
         plain = self._codec.name == "none"
         self.passes = _passes(rail, shard.nbytes if plain else 0)
+        self._direct = False
+        if self.passes:
+            awaited = self._part(rail.region).numel() if self.passes == 2 else shard.numel()
+            for peer in peers_of(rail):
+                self._expect(peer, tag, awaited)
+
+    def start(self, given: torch.Tensor | None = None) -> None:
+        """Send; `given` in place of the vector it was created with, of that size."""
+        self._shard = self._shard if given is None else given
         # The others' results straight into the vector they were asked to add up: a result proves that they have all of what
         # its memory held before, and that what is sent of it once more, after its stream broke, is thrown away there.
-        self._direct = plain and self.passes == 2 and self._out.data_ptr() == shard.data_ptr()
+        plain = self._codec.name == "none"
+        self._direct = plain and self.passes == 2 and self._out.data_ptr() == self._shard.data_ptr()
         if self.passes == 1:
             self._swap()
         elif self.passes == 2:
@@ -138,14 +152,10 @@ class Exchange:
 
     def _swap(self) -> None:
         peer = 1 - self._rail.region
-        self._expect(peer, self._tag, self._shard.numel())
         self._mine = self._encoded(0, self._shard, 0)
         self._send(peer, self._tag, self._mine)
 
     def _scatter(self) -> None:
-        mine = self._part(self._rail.region)
-        for peer in peers_of(self._rail):
-            self._expect(peer, self._tag, mine.numel())
         if self._direct:
             for peer in peers_of(self._rail):
                 self._expect_result(peer)

@@ -165,6 +165,8 @@ class HierarchicalReducer:
         segments = self._segments(tensor.detach().view(-1))
         placed = tuple(replace(matrix, first=first + matrix.first) for matrix in matrices)
         under_way = UnderWay(segments, tag, epoch, first, None if weights is None else tuple(weights), placed)
+        for number in range(len(segments)):
+            self._await(under_way, number)
         self._region.reduce_scatter(segments, lambda number: self._cross(under_way, number))
         return under_way
 
@@ -216,6 +218,8 @@ class HierarchicalReducer:
         under_way.error, under_way.advanced = None, False
         under_way.exchanges.clear()
         for number in range(len(under_way.segments)):
+            self._await(under_way, number)
+        for number in range(len(under_way.segments)):
             self._cross(under_way, number)
 
     def commit(self, under_way: Iterable["UnderWay"]) -> None:
@@ -259,6 +263,17 @@ class HierarchicalReducer:
     def _crossing(self) -> Rails | None:
         return self.rails if self.between_regions and self.rails is not None and len(self.rails.ranks) > 1 else None
 
+    def _await(self, under_way: "UnderWay", number: int) -> None:
+        """Ask the other regions for what they will bring to a segment, before this region's own sums: they may be ahead."""
+        rails = self._crossing()
+        if rails is None or self._low_rank is not None or under_way.error is not None:
+            return
+        try:
+            shards = under_way.segments[number].shards
+            under_way.exchanges[number] = [self._exchange(rails, under_way, number, shard) for shard in shards]
+        except RailError as error:
+            self._fail(under_way, error)
+
     def _cross(self, under_way: "UnderWay", number: int) -> None:
         """Offer a segment's shards to the other regions; with no other region, bring them to scale."""
         rails, segment = self._crossing(), under_way.segments[number]
@@ -270,7 +285,12 @@ class HierarchicalReducer:
         if under_way.error is not None:
             return
         try:
-            under_way.exchanges[number] = [self._exchange(rails, under_way, number, shard) for shard in segment.shards]
+            if self._low_rank is not None:
+                under_way.exchanges[number] = [self._exchange(rails, under_way, number, shard) for shard in segment.shards]
+                return
+            for shard, exchange in zip(segment.shards, under_way.exchanges[number], strict=True):
+                assert isinstance(exchange, Exchange)
+                exchange.start(shard.given)
         except RailError as error:
             self._fail(under_way, error)
 
@@ -291,7 +311,7 @@ class HierarchicalReducer:
         if self._low_rank is not None:
             link = rails.carried[shard.rail], shard.rail, tag
             return LowRankExchange(link, shard.given, options, shard.out, (self._low_rank, under_way.matrices))
-        return Exchange(rails.carried[shard.rail], shard.given, tag, options, shard.out)
+        return Exchange(rails.carried[shard.rail], shard.out, tag, options, shard.out)
 
     def _ready(self, under_way: "UnderWay", number: int) -> bool:
         exchanges = under_way.exchanges.get(number, [])

@@ -40,6 +40,7 @@ class LowRankExchange:
         residual = None if options.feedback is None else options.feedback.residual(options.first, given.numel())
         self._reduction = Reduction(coding[0], number, given, options.first, coding[1], residual)
         self._under_way = Exchange(self._rail, self._reduction.message, self._tag, self._plain)
+        self._under_way.start()
 
     def reduce(self) -> None:
         """See `Exchange.reduce`, of P."""
@@ -50,6 +51,7 @@ class LowRankExchange:
         self._under_way.finish()
         self._reduction.turn()
         self._under_way = Exchange(self._rail, self._reduction.message, self._tag + _SECOND, self._plain)
+        self._under_way.start()
 
     def add_up(self) -> None:
         """See `Exchange.reduce`, of Q."""

@@ -140,7 +140,7 @@ class RailPeers:
         return [int(one.item()) + (1 << 63) for one in found[0]]
 
     def mean(self, shards: Mapping[int, torch.Tensor], means: Mapping[int, torch.Tensor], coding: Coding) -> None:
-        """See `Peers`. Every segment is encoded and sent at once; decoding follows as the others' arrive."""
+        """See `Peers`. All is asked for, then every segment encoded and sent; decoding follows as the others' arrive."""
         if not self._rails:
             for number, shard in shards.items():
                 means[number].copy_(shard)
@@ -151,6 +151,8 @@ class RailPeers:
             for start in range(0, size, SEGMENT_ELEMENTS)
             for number in shards
         ]
+        for exchange in exchanges:
+            exchange.start()
         finished = 0
         for place, exchange in enumerate(exchanges):
             exchange.reduce()
