@@ -30,7 +30,7 @@ _STREAMED = _strategy("local-streamed", "local-steps", "int4").model_copy(
         "inner_steps": 50,
         "fragments": 5,
         "delay_steps": 10,
-        "outer": Outer(lr=0.7, momentum=0.7, nesterov=True),
+        "outer": Outer(lr=1.0, momentum=0.7, nesterov=True),
     }
 )
 
