@@ -10,7 +10,7 @@ RUNS ?= 0-19
 once_more = { echo "isthmus: not all passed; what failed runs once more"; $(BIN)/python -m pytest -q -p no:randomly --last-failed --last-failed-no-failures none $(1); }
 WORKLOAD ?= examples/workloads/llama-3-8b-256k.yaml
 
-.PHONY: try test test-tunnel test-slurm check bench accuracy bench-codecs bench-peers quality prediction accuracy-steps bench-layouts chaos chaos-sample fuzz doctor-accuracy fuzz-doctor validate-crds clean help
+.PHONY: try test test-tunnel test-slurm guide check bench accuracy bench-codecs bench-peers quality prediction accuracy-steps bench-layouts chaos chaos-sample fuzz doctor-accuracy fuzz-doctor validate-crds clean help
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ test: $(STAMP)
 ## make test-slurm  two real Slurm clusters in the wind tunnel train together; root, Debian's slurmctld and slurmd (about two minutes)
 test-slurm: $(STAMP)
 	$(BIN)/python -m pytest -q -rs -s -m slurm -p no:randomly tests/deploy || $(call once_more,-s -m slurm)
+
+## make guide    every command of docs/guide/first-hour.md, in order, in a fresh folder (two minutes)
+guide: $(STAMP)
+	$(BIN)/python -m pytest -q -m guide -p no:randomly tests/docs
 
 ## make check    formatters, linters, types, import contracts
 check: $(STAMP)
