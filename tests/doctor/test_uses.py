@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.cli import main
 from isthmus.doctor.commands import collect_script
 from isthmus.doctor.described import expected_of, node_topology
 from isthmus.doctor.judge import Report, diagnose
@@ -20,6 +21,7 @@ from isthmus.doctor.sources import documents
 from isthmus.doctor.text import count, decimal, document
 from isthmus.errors import InputError
 from isthmus.fabric import read_fabric
+from isthmus.formats.nccl_table import Measured, Place, table_head, table_row
 from isthmus.formats.nccl_topology import draw, find_all, parse_elements, read_topology, write_elements
 
 FABRIC = Path(__file__).parents[2] / "examples" / "shenzhen-shanghai.yaml"
@@ -124,6 +126,36 @@ def test_a_fabric_says_how_many_gpus_a_node_has() -> None:
     report = diagnose([document(listed, "smi")], expected)
     assert [f.rule for f in report.findings] == ["GPU-01"]
     assert "describes 8" in report.findings[0].what
+
+
+@pytest.mark.parametrize(
+    ("hosts", "busbw", "said"),
+    [
+        (1, 180.0, "NVLinks or switches missing"),
+        (1, 370.0, "the switch does not add"),
+        (1, 465.0, ""),
+        (2, 180.0, "one rail, socket or port of two missing"),
+        (2, 345.0, ""),
+    ],
+)
+def test_a_table_is_held_against_what_the_described_fabric_should_give(
+    hosts: int, busbw: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = 8 * hosts
+    places = [
+        Place(rank=rank, pid=9, host=f"gpu{rank // 8}", device=rank % 8, bus="0000:1b:00", name="NVIDIA H100 80GB HBM3")
+        for rank in range(ranks)
+    ]
+    size = 2**33
+    seconds = 2 * (ranks - 1) / ranks * size / busbw / 1e9
+    row = Measured(size_bytes=size, seconds=seconds, in_place_s=seconds, wrong=0)
+    lines = table_head("all-reduce", places, [size], warmup=5, iters=20), table_row("all-reduce", ranks, row)
+    (tmp_path / "run.log").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr("sys.argv", ["isthmus", "doctor", str(tmp_path / "run.log"), "--fabric", str(FABRIC)])
+    with pytest.raises(SystemExit):
+        main()
+    out = capsys.readouterr().out
+    assert (said in out) if said else ("BW-01" not in out), out
 
 
 def test_a_described_node_written_and_read_back_is_the_same_graph() -> None:

@@ -101,25 +101,33 @@ def _documents(paths: list[str], live: bool) -> Iterator[Document]:
 def _expected(fabric: Path | None) -> Expected | None:
     if fabric is None:
         return None
+    from isthmus.cost.collectives_group import region_group, with_ranks
+    from isthmus.cost.collectives_time import collective_time
     from isthmus.doctor.described import expected_of
     from isthmus.fabric import read_fabric
+    from isthmus.formats.collective_runs import Collective, bus_factor
 
     described = read_fabric(fabric)
-    group = described.regions[0].groups[0]
     if len({(g.gpus, g.nics, g.nic.kind if g.nic else "") for region in described.regions for g in region.groups}) > 1:
         return expected_of(described, str(fabric), None)
 
     def busbw(table: BenchmarkTable) -> float | None:
-        """GB/s at the wire: the NICs of a node together between nodes, the in-node fabric inside one."""
-        ranks, between = table.ranks, len(table.hosts) > 1
-        if ranks < 2 or (between and group.nic is None) or table.operation not in {"all_reduce", ""}:
+        """GB/s at the largest size; None for an operation that is not priced, or ranks that do not fill the region in turn."""
+        names: dict[str, Collective] = {
+            "": "all-reduce", "all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
+            "broadcast": "broadcast", "alltoall": "all-to-all",
+        }  # fmt: skip
+        name = names.get(table.operation)
+        if name is None or table.ranks < 2:
             return None
-        wire = group.nics * group.nic.rate_bytes_per_s if between and group.nic else group.in_node.bandwidth_bytes_per_s
-        # A ring of the largest buffer S: 2 (n-1) messages of S / n, each with 5 us of latency; busbw is 2 (n-1)/n S over that.
-        message = max(row.size_bytes for row in table.rows) / ranks
-        return message / (5e-6 + message / wire) / 1e9
+        try:
+            group = with_ranks(region_group(described, described.regions[0].name), table.ranks)
+        except ValueError:
+            return None
+        size = max(row.size_bytes for row in table.rows)
+        return bus_factor(name, table.ranks) * size / collective_time(name, size, group).seconds / 1e9
 
-    return expected_of(described, f"{fabric}, ring at wire rate", busbw)
+    return expected_of(described, f"{fabric}, as `isthmus collective` predicts it", busbw)
 
 
 def version_of(text: str | None) -> tuple[int, ...] | None:

@@ -75,6 +75,8 @@ def _signature(table: BenchmarkTable, best: float, expected: float) -> str:
     share = best / expected
     if _cliff(table):
         return "large sizes collapse, which is loss or pauses (BW-07)"
+    if len(table.hosts) == 1:
+        return _signature_in_a_node(share)
     if 0.4 < share < 0.6:
         return "about half, the signature of one rail, socket or port of two missing"
     if share < 0.15:
@@ -82,6 +84,15 @@ def _signature(table: BenchmarkTable, best: float, expected: float) -> str:
     if share > 0.7:
         return "a little less on every size: a slow link among many, or ACS, IOMMU, PCIe (PCI-03, PCI-07)"
     return "a slower rail, a far NIC or a slow node; pairwise tests find it (BW-04)"
+
+
+def _signature_in_a_node(share: float) -> str:
+    """The same inside one node, where no adapter takes part."""
+    if share < 0.15:
+        return "a tenth or less, the signature of PCIe or host memory in place of NVLink (P2P off, ACS, no shared memory)"
+    if share > 0.7:
+        return "what a ring reaches: the switch does not add (NVLS off, or the fabric manager not up), or clocks are low"
+    return "NVLinks or switches missing, or a power cap: nvidia-smi nvlink -s, nvidia-smi -q -d PERFORMANCE"
 
 
 def wrong(case: Case) -> Iterator[Finding]:
