@@ -21,7 +21,8 @@ from isthmus.emulate import clean, processes, state
 from isthmus.errors import InputError
 
 LAUNCHER = """
-import subprocess, sys, time
+import signal, subprocess, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are started with it ignored
 from isthmus.emulate import EmulatedLink, open_tunnel
 link = EmulatedLink(between=("a", "b"), rate_bytes_per_s=12.5e6, rtt_s=0.018)
 with open_tunnel({"a": 2, "b": 1}, [link]) as tunnel:
