@@ -219,7 +219,7 @@ def read(document: Document) -> list[Any]:
                 document.kinds.append(kind.name)
                 facts += found
     if not facts:
-        document.kinds += [
-            f"{name}, nothing in it that a rule looks at" for name, mark in _MARKS if mark.search(text[:2_000_000])
-        ][:1]
+        start = text[:2_000_000]
+        known = next((name for name, mark in _MARKS if mark.search(start)), "")
+        document.kinds += [f"{known}, nothing in it that a rule looks at"] if known else []
     return facts

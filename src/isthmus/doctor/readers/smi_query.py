@@ -42,8 +42,11 @@ _SECTIONS = frozenset(
 _HEAD = {"Driver Version": "driver", "CUDA Version": "cuda"}
 
 
+_LEFT_OUT = frozenset({"[...]", "..."})
+
+
 class _Tree:
-    """The GPU being read: a stack of (indent, name) gives each leaf its path."""
+    """The GPU being read: a stack of (indent, path) gives each leaf its own."""
 
     def __init__(self, document: Document, index: int, bus: str, driver: str) -> None:
         self.at, self.bus, self.driver = document.place(index), bus, driver
@@ -51,10 +54,13 @@ class _Tree:
         self.values: dict[str, tuple[str, int]] = {}
 
     def push(self, indent: int, key: str) -> str:
-        while self.stack and self.stack[-1][0] >= indent:
-            self.stack.pop()
-        self.stack.append((indent, _RENAMED.get(key, key)))
-        return "/".join(name for _, name in self.stack)
+        stack = self.stack
+        while stack and stack[-1][0] >= indent:
+            stack.pop()
+        name = _RENAMED.get(key, key)
+        path = f"{stack[-1][1]}/{name}" if stack else name
+        stack.append((indent, path))
+        return path
 
     def report(self) -> GpuReport:
         return GpuReport(
@@ -94,11 +100,13 @@ def read_query(document: Document) -> Iterator[GpuReport | Version]:
 
 def _grow(tree: _Tree, document: Document, index: int, line: str) -> bool:
     """Add a line to the tree; False when the line is no part of it."""
-    if not line.strip() or line.strip() in {"[...]", "..."}:
+    bare = line.strip()
+    if not bare or bare in _LEFT_OUT:
         return True
-    line = line.expandtabs(4)
+    if "\t" in line:
+        line = line.expandtabs(4)
     left, colon, right = line.partition(" : ")
-    if not colon and line.rstrip().endswith(" :"):
+    if not colon and bare.endswith(" :"):
         left, colon = line.rstrip()[:-2], ":"
     if colon and _KEY.fullmatch(key := left.strip()):
         path = tree.push(len(left) - len(left.lstrip()), key)
