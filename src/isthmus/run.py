@@ -102,7 +102,7 @@ def parse_regions(text: str) -> dict[str, int]:
     regions: dict[str, int] = {}
     for part in text.split(","):
         name, equals, count = part.strip().partition("=")
-        if not equals or not name or not count.isascii() or not count.isdigit() or not 1 <= int(count) <= 64:
+        if not equals or not name or not count.isascii() or not count.isdecimal() or not 1 <= int(count) <= 64:
             hint = "e.g. --here shenzhen=2,shanghai=2"
             raise InputError("--here", f"{part.strip()!r} is not REGION=RANKS with 1-64 ranks", hint)
         if name in regions:

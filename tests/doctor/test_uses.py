@@ -6,7 +6,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from isthmus.cli import main
@@ -232,6 +232,7 @@ def test_decimals_are_read_with_point_and_comma(number: float) -> None:
 PIECES = [*LINKS.splitlines(), *XID.split(" "), "| a | b |", "{", "GPU0 X"]
 
 
+@example("#  size  count  type  redop  root  time  algbw  busbw #wrong\n 1048576 262144 float sum -1 71.18 14.73 25.78 0\u2076\n")
 @given(st.text(max_size=400) | st.lists(st.sampled_from(PIECES)).map("\n".join))
 def test_any_text_ends_in_a_report(text: str) -> None:
     assert parse_elements("", "x") == ()

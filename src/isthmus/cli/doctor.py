@@ -135,7 +135,7 @@ def version_of(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     parts = text.split("+")[0].split(".")
-    if len(parts) < 2 or not all(part.isdigit() for part in parts):
+    if len(parts) < 2 or not all(part.isdecimal() for part in parts):
         raise InputError("--nccl", f"{text!r} is no version", "e.g. 2.27.3")
     return tuple(int(part) for part in parts)
 

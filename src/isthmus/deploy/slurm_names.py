@@ -52,7 +52,7 @@ def expanded(text: str) -> list[str] | None:
         position = match.end()
         for part in (match[2] or "").split(",") if match[2] else [""]:
             first, _, last = part.partition("-")
-            if part and not (first.isdigit() and (last or first).isdigit()):
+            if part and not (first.isdecimal() and (last or first).isdecimal()):
                 return None
             numbers = [f"{n:0{len(first)}d}" for n in range(int(first), int(last or first) + 1)] if part else [""]
             names += [match[1] + number for number in numbers]

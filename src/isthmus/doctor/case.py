@@ -90,7 +90,7 @@ class Case:
 def numbers(version: str) -> tuple[int, ...]:
     """`2.27.3+cuda12` -> (2, 27, 3)."""
     return tuple(
-        int(part) for part in version.split("+", maxsplit=1)[0].split("-", maxsplit=1)[0].split(".")[:3] if part.isdigit()
+        int(part) for part in version.split("+", maxsplit=1)[0].split("-", maxsplit=1)[0].split(".")[:3] if part.isdecimal()
     )
 
 

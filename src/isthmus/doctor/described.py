@@ -63,7 +63,7 @@ _SPEEDS = {"1": "2.5", "2": "5.0", "3": "8.0", "4": "16.0", "5": "32.0", "6": "6
 
 def _speed(pcie: str) -> dict[str, str]:
     """`gen5-x16` or `pcie5-x16` -> NCCL's attributes."""
-    generation = next((letter for letter in pcie if letter.isdigit()), "3")
+    generation = next((letter for letter in pcie if letter.isdecimal()), "3")
     return {"link_speed": f"{_SPEEDS.get(generation, '8.0')} GT/s PCIe", "link_width": "16"}
 
 

@@ -79,7 +79,7 @@ def _evidence(place: Place) -> str:
 def _where(finding: Finding, hosts: list[str]) -> str:
     named = list(dict.fromkeys(host for host in hosts if host))
     shown = ", ".join(named[:_MOST_HOSTS]) + (f" and {len(named) - _MOST_HOSTS} more" if len(named) > _MOST_HOSTS else "")
-    subject = f"GPU {finding.subject}" if finding.subject.isdigit() else finding.subject
+    subject = f"GPU {finding.subject}" if finding.subject.isdecimal() else finding.subject
     return ", ".join(part for part in (shown, subject if subject != finding.host else "") if part)
 
 

@@ -77,7 +77,7 @@ def end(find: Callable[[], set[tuple[int, int]]], grace_s: float) -> set[tuple[i
 def _which(ours: Callable[[int], bool]) -> set[tuple[int, int]]:
     found: set[tuple[int, int]] = set()
     for entry in os.listdir(_PROC):
-        if not entry.isdigit() or int(entry) == os.getpid():
+        if not entry.isdecimal() or int(entry) == os.getpid():
             continue
         try:
             mine = ours(int(entry))

@@ -129,7 +129,7 @@ def _age_s(folder: Path) -> float:
 
 def _records(folder: Path) -> list[tuple[int, int]]:
     lines = [line.split() for line in _read(folder / "started").splitlines()]
-    return [(int(line[0]), int(line[1])) for line in lines if len(line) == 2 and line[0].isdigit() and line[1].isdigit()]
+    return [(int(line[0]), int(line[1])) for line in lines if len(line) == 2 and line[0].isdecimal() and line[1].isdecimal()]
 
 
 def _read(path: Path) -> str:

@@ -169,7 +169,7 @@ def _row(line: str, number: int) -> TableRow | None:
 
 def _candidates(words: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
     for index in range(min(len(words) - 5, 4)):
-        if words[index].isdigit() and words[index + 1].isdigit() and words[index + 2] in _TYPES:
+        if words[index].isdecimal() and words[index + 1].isdecimal() and words[index + 2] in _TYPES:
             rest = list(words[index + 3 :])
             if rest and not _is_figure(rest[0]):
                 rest = rest[1:]  # the reduction
@@ -204,7 +204,7 @@ def _checked(size: int, halves: list[list[str]], number: int) -> TableRow | None
             return None
         times.append(time_us * 1e-6)
         bandwidths.append((algbw * 1e9, busbw * 1e9))
-        if len(half) == 4 and half[3].isdigit():
+        if len(half) == 4 and half[3].isdecimal():
             wrong.append(int(half[3]))
     if not bandwidths:
         return None

@@ -181,6 +181,6 @@ def _words(element: Element) -> str:
             return f"{get('count', '?')} NVLinks to {get('target', '?')}"
         case "net":
             speed = get("speed", "")
-            return f"{get('name', '?')}, {int(speed) / 1000:g} Gb/s" if speed.isdigit() else get("name", "?")
+            return f"{get('name', '?')}, {int(speed) / 1000:g} Gb/s" if speed.isdecimal() else get("name", "?")
         case _:
             return " ".join([element.tag, *(f"{name}={value}" for name, value in element.attributes.items())])

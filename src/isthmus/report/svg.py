@@ -147,7 +147,7 @@ def _width_em(c: str) -> float:
         return 1.05
     if c in "iljtfrI.,:;'|!·- ":
         return 0.37
-    return 0.6 if (c.islower() and c not in "mw") or c.isdigit() else 0.85
+    return 0.6 if (c.islower() and c not in "mw") or c.isdecimal() else 0.85
 
 
 def fit(text: str, width_px: float, size_px: float) -> str:

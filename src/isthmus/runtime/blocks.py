@@ -94,7 +94,7 @@ def parse_schedule(text: str, where: str = "ISTHMUS_BLOCKS") -> Schedule:
             raise InputError(where, f"unknown key {key!r}", nearest(key, known))
         if key in values:
             raise InputError(where, f"the key {key!r} is given twice", EXAMPLE)
-        if not (value.isascii() and value.isdigit()) or int(value) > 10**9:
+        if not (value.isascii() and value.isdecimal()) or int(value) > 10**9:
             raise InputError(where, f"{key}: {value!r} is not a number of steps", EXAMPLE)
         values[key] = int(value)
     for key in ("on", "repeats"):

@@ -35,7 +35,7 @@ def split_address(address: str) -> tuple[str, int]:
         ValueError: There is no port, or it is not within 1-65535; the message says which.
     """
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+    if not colon or not host or not port.isascii() or not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise ValueError(f"{address!r} is not host:port with a port of 1-65535 (e.g. '10.77.0.10:29600')")
     return host.strip("[]"), int(port)
 
@@ -242,7 +242,7 @@ def _federation(variables: Mapping[str, str], world_size: int) -> tuple[str, Mem
 
 def _integer(variables: Mapping[str, str], name: str, low: int, high: int) -> int:
     text = variables[name]
-    if not (text.isascii() and text.isdigit()) or not low <= int(text) <= high:
+    if not (text.isascii() and text.isdecimal()) or not low <= int(text) <= high:
         raise InputError(name, f"{text!r} is not an integer of {low} to {high}")
     return int(text)
 
@@ -270,7 +270,7 @@ def _chaos_flip(variables: Mapping[str, str]) -> tuple[int, int] | None:
     if not text:
         return None
     number, _, byte = text.partition(":")
-    if not (number.isascii() and number.isdigit() and byte.isascii() and byte.isdigit()):
+    if not (number.isascii() and number.isdecimal() and byte.isascii() and byte.isdecimal()):
         raise InputError("ISTHMUS_CHAOS_FLIP", f"{text!r} is not ROUND:BYTE", "unset it: it corrupts a run on purpose")
     return int(number), int(byte)
 

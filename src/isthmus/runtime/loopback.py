@@ -159,7 +159,7 @@ def free_ports(count: int) -> list[int]:
         fcntl.flock(cursor, fcntl.LOCK_EX)
         cursor.seek(0)
         said = cursor.read()
-        begin, looked = int(said) if said.isdigit() else 0, 0
+        begin, looked = int(said) if said.isdecimal() else 0, 0
         while len(found) < count:
             if looked == len(_PORTS):
                 raise OSError(f"found {len(found)} of {count} free ports between {_PORTS.start} and {_PORTS.stop - 1}")

@@ -93,7 +93,7 @@ def _line(document: Document, index: int, line: str) -> _Line | dict[str, float]
         return "header" if _STARTED.match(line.strip()) else None
     if "[" in line[:8]:
         line = _TAGS.sub(" ", line)
-    row = _ROW.match(line) if line[:64].strip()[:1].isdigit() else None
+    row = _ROW.match(line) if line[:64].strip()[:1].isdecimal() else None
     return _row(document.place(index), row) if row else None
 
 
@@ -126,7 +126,7 @@ def _row(at: Place, row: re.Match[str]) -> BandwidthRow | None:
             break
         algbw, busbw = real(group[1]), real(group[2])
         best = (busbw, algbw) if best is None or busbw > best[0] else best
-        if len(group) == 4 and group[3].isdigit():
+        if len(group) == 4 and group[3].isdecimal():
             wrong = (wrong or 0) + int(group[3])
     if best is None:
         return None
@@ -188,8 +188,8 @@ def _pairs(document: Document) -> Iterator[PairBandwidth]:
         if (
             match
             and match["first"] != match["second"]
-            and any(c.isdigit() for c in match["first"])
-            and any(c.isdigit() for c in match["second"])
+            and any(c.isdecimal() for c in match["first"])
+            and any(c.isdecimal() for c in match["second"])
         ):
             value = decimal(match["value"])
             if value is not None and _alike(match["first"], match["second"]):

@@ -55,7 +55,7 @@ def _setting(
     at = document.place(index)
     if found := _LIMIT.match(line) or _PROC_LIMIT.match(line):
         value = found["value"]
-        if value.isdigit() and line.rstrip().endswith("bytes"):  # /proc counts bytes, ulimit KiB
+        if value.isdecimal() and line.rstrip().endswith("bytes"):  # /proc counts bytes, ulimit KiB
             value = str(int(value[:18]) // 1024)
         yield HostSetting(at=at, name=f"ulimit {_OPTIONS[found['name']]}", value=value)
     elif "/dev/shm" in line and (found := _SHM.match(line.strip())):

@@ -193,7 +193,7 @@ def _sysfs_fact(device: _Device, values: dict[tuple[str, str], str], parent: str
 
     def width(what: str) -> int:
         text = values.get((device.address, what), "")
-        return int(text) if text.isdigit() and len(text) < 4 else 0
+        return int(text) if text.isdecimal() and len(text) < 4 else 0
 
     pci_class = values.get((device.address, "class"), "").removeprefix("0x")[:4]
     device.pci_class, device.kind = pci_class, _CLASSES.get(pci_class, "other")

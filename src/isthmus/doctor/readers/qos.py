@@ -67,7 +67,7 @@ def read_qos(document: Document) -> Iterator[Qos | NetdevMtu | HostSetting]:
 def _in_block(block: _Qos, document: Document, index: int, line: str) -> bool:
     if row := _DSCP.match(line):
         for code in row["codes"].strip(",").split(","):
-            if code.isdigit():
+            if code.isdecimal():
                 block.dscp[int(code)] = int(row["priority"])
         return True
     if row := _PFC.match(line):

@@ -94,9 +94,9 @@ def _is_row(name: str, cells: list[str], columns: list[str]) -> bool:
 
 def _affinity(rows: _Rows, name: str, rest: list[str]) -> None:
     words = [word for word in rest if word != "N/A"]
-    if words and _CPU_LIST.fullmatch(words[0]) and (len(words) > 1 or not words[0].isdigit()):
+    if words and _CPU_LIST.fullmatch(words[0]) and (len(words) > 1 or not words[0].isdecimal()):
         rows.affinity[name] = words[0]
-        if len(words) > 1 and words[1].isdigit():
+        if len(words) > 1 and words[1].isdecimal():
             rows.numa[name] = words[1]
 
 

@@ -37,7 +37,7 @@ def read_topology_xml(document: Document) -> Iterator[TopologyFile]:
         ),
         coherent=any(child.tag == "c2c" for _, gpu in gpus for child in gpu.children),
         gpus_without_nvlink=tuple(pci.attributes.get("busid", "") for pci, gpu in gpus if id(gpu) not in linked),
-        architectures=frozenset(int(sm) for _, gpu in gpus if (sm := gpu.attributes.get("sm", "")).isdigit()),
+        architectures=frozenset(int(sm) for _, gpu in gpus if (sm := gpu.attributes.get("sm", "")).isdecimal()),
         fragment="system" not in names and "graphs" not in names,
         graph="graphs" in names,
         shape=tuple(sorted(_shapes(elements))),

@@ -57,7 +57,7 @@ def _watchdog(document: Document, index: int, work: re.Match[str], groups: dict[
         at=document.place(index),
         rank=rank,
         group=re.sub(r"\s+", " ", group["group"]) if group else groups.get(rank, ""),
-        sequence=int(sequence) if sequence.isdigit() else -1,
+        sequence=int(sequence) if sequence.isdecimal() else -1,
         operation=fields.get("OpType", ""),
         elements=f"{fields.get('NumelIn', '')}/{fields.get('NumelOut', '')}".strip("/"),
         last_completed=None,

@@ -118,7 +118,7 @@ def misread(case: Case) -> Iterator[Finding]:
         if variable.kind in {"int", "bytes"} and own and not read_integer(setting.value).clean:
             reading = read_integer(setting.value)
             yield found("ENV-03", f"{setting.name}={setting.value}: {reading.why}.", setting.at, subject=setting.name)
-        elif variable.kind == "level" and setting.value not in _LEVELS and not setting.value.isdigit():
+        elif variable.kind == "level" and setting.value not in _LEVELS and not setting.value.isdecimal():
             upper = f" ({setting.value.upper()} is meant)" if setting.value.upper() in _LEVELS else ""
             yield found(
                 "ENV-03",

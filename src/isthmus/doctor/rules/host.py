@@ -30,7 +30,7 @@ def memlock(case: Case) -> Iterator[Finding]:
 def open_files(case: Case) -> Iterator[Finding]:
     """HOST-02."""
     for setting in _settings(case, "ulimit -n"):
-        if setting.value.isdigit() and int(setting.value) < 32768:
+        if setting.value.isdecimal() and int(setting.value) < 32768:
             yield found("HOST-02", f"{setting.value} open files are allowed; NCCL's guide asks for 131072.", setting.at)
 
 

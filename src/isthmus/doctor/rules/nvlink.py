@@ -72,7 +72,7 @@ def _pairs(matrix: TopoMatrix) -> dict[tuple[str, str], str]:
 
 
 def _bonded(cell: str) -> int:
-    return int(cell[2:]) if cell.startswith("NV") and cell[2:].isdigit() else 0
+    return int(cell[2:]) if cell.startswith("NV") and cell[2:].isdecimal() else 0
 
 
 def uneven_matrix(case: Case) -> Iterator[Finding]:

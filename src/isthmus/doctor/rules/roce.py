@@ -141,7 +141,7 @@ def _traffic_class(case: Case, host: str) -> tuple[int, EnvSetting | HostSetting
     device = [
         s
         for s in case.hosts(HostSetting).get(host, [])
-        if s.name.startswith("traffic_class") and s.value.isdigit() and int(s.value) > 0
+        if s.name.startswith("traffic_class") and s.value.isdecimal() and int(s.value) > 0
     ]
     return (int(device[0].value), device[0]) if device else None
 
