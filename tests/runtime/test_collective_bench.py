@@ -15,8 +15,8 @@ from isthmus.cli import main
 from isthmus.emulate import EmulatedLink, open_tunnel
 from isthmus.formats.collective_runs import bus_factor
 from isthmus.formats.measurements import read_measured_runs
-from isthmus.formats.nccl_table import PROGRAMS, Measured, Place, table_foot, table_head, table_row
-from isthmus.formats.nccl_tests import read_nccl_tests
+from isthmus.formats.nccl_table import Measured, Place, table_foot, table_head, table_row
+from isthmus.formats.nccl_tests import PROGRAMS, read_nccl_tests
 from isthmus.runtime.loopback import free_ports
 
 # size count type redop root, then time algbw busbw #wrong, twice: doc/PERFORMANCE.md and the head of nccl-tests' own tables.
@@ -28,7 +28,7 @@ COLUMNS = re.compile(
 @pytest.mark.tunnel
 def test_what_torchrun_measured_is_read_back_by_both_readers(tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    names = ",".join(PROGRAMS)
+    names = ",".join(PROGRAMS.values())
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--master-port", str(port), "-m", "isthmus",
         "bench", "collectives", "--collective", names, "--from", "48 kB", "--to", "800 kB", "--factor", "4", "-n", "3", "-w",
@@ -38,7 +38,7 @@ def test_what_torchrun_measured_is_read_back_by_both_readers(tmp_path: Path) -> 
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
     measured = [json.loads(line) for line in (tmp_path / "measurements.jsonl").read_text().splitlines()]
-    assert {(row["collective"], row["ranks"], row["nodes"]) for row in measured} == {(name, 3, 1) for name in PROGRAMS}
+    assert {(row["collective"], row["ranks"], row["nodes"]) for row in measured} == {(name, 3, 1) for name in PROGRAMS.values()}
     rows = [match for line in done.stdout.splitlines() if (match := COLUMNS.match(line))]
     assert len(rows) == len(measured) == 3 * len(PROGRAMS)
     for match, row in zip(rows, measured, strict=True):
@@ -50,7 +50,7 @@ def test_what_torchrun_measured_is_read_back_by_both_readers(tmp_path: Path) -> 
         assert (match[8], match[12]) == ("0", "0"), "a result was wrong"
     (tmp_path / "bench.log").write_text(done.stdout)
     from_table, from_lines = read_measured_runs(tmp_path / "bench.log"), read_measured_runs(tmp_path / "measurements.jsonl")
-    assert [(run.collective, run.ranks, run.nodes) for run in from_table] == [(name, 3, 1) for name in PROGRAMS]
+    assert [(run.collective, run.ranks, run.nodes) for run in from_table] == [(name, 3, 1) for name in PROGRAMS.values()]
     for ours, theirs in zip(from_table, from_lines, strict=True):
         assert [row.size_bytes for row in ours.rows] == [row.size_bytes for row in theirs.rows]
         assert [row.seconds for row in ours.rows] == pytest.approx([row.seconds for row in theirs.rows], rel=1e-2)

@@ -1,17 +1,20 @@
 """`isthmus watch`: what it makes of two scrapes, of real exporters and of none."""
 
 import json
+import socket
+import threading
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from isthmus.cli import main
+from isthmus.deploy.observability.rules import BELOW_PLAN, STRAGGLING
 from isthmus.errors import InputError
 from isthmus.runtime.exporter import Exporter
 from isthmus.runtime.loopback import free_ports
 from isthmus.runtime.wan.rail import LinkUse
-from isthmus.watch import Reading, Scraper, links_now, parse_addresses, read_metrics, regions_now
+from isthmus.watch import Reading, Scraper, links_now, parse_addresses, read_metrics, regions_now, tables
 from isthmus.watch.tables import remarks
 
 NOTHING = LinkUse(**{field.name: 0 for field in fields(LinkUse)})
@@ -120,6 +123,28 @@ def test_addresses_with_a_range_are_all_of_it() -> None:
 def test_another_programs_metrics_are_refused() -> None:
     with pytest.raises(InputError, match="not with metrics of isthmus"):
         read_metrics("node_cpu_seconds_total 5\n", 0.0)
+
+
+def test_what_is_no_number_or_no_exporter_at_all_is_said_without_a_traceback() -> None:
+    with pytest.raises(InputError, match="'many' for a number"):
+        read_metrics('isthmus_steps_total{region="a",rank="0"} many\n', 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            with listener.accept()[0] as caller:
+                caller.recv(4096)
+                caller.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+        answering = threading.Thread(target=greet, daemon=True)
+        answering.start()
+        address = listener.getsockname()
+        readings, silent = Scraper([address]).scrape()
+        answering.join(5.0)
+    assert (readings, list(silent)) == ({}, [address])
+
+
+def test_terminal_and_alarms_have_the_same_thresholds() -> None:
+    assert (tables.BELOW_PLAN, tables.STRAGGLING) == (BELOW_PLAN, STRAGGLING)
 
 
 def test_the_command_shows_both_tables_and_says_it_in_json(ranks: Any, monkeypatch: Any, capsys: Any) -> None:

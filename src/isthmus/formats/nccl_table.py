@@ -4,18 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isthmus.formats.collective_runs import Collective, bus_factor
+from isthmus.formats.nccl_tests import PROGRAMS
 
-__all__ = ["PROGRAMS", "Measured", "Place", "table_foot", "table_head", "table_row"]
+__all__ = ["Measured", "Place", "table_foot", "table_head", "table_row"]
 
-PROGRAMS: dict[Collective, str] = {
-    "all-reduce": "all_reduce_perf",
-    "all-gather": "all_gather_perf",
-    "reduce-scatter": "reduce_scatter_perf",
-    "broadcast": "broadcast_perf",
-    "reduce": "reduce_perf",
-    "all-to-all": "alltoall_perf",
-    "send-recv": "sendrecv_perf",
-}
+_PROGRAMS: dict[Collective, str] = {collective: f"{program}_perf" for program, collective in PROGRAMS.items()}
 _ROOTED: frozenset[Collective] = frozenset({"broadcast", "reduce"})
 _ADDING: frozenset[Collective] = frozenset({"all-reduce", "reduce-scatter", "reduce"})
 _SPLIT: frozenset[Collective] = frozenset({"all-gather", "reduce-scatter", "all-to-all"})
@@ -47,7 +40,7 @@ def table_head(collective: Collective, places: Sequence[Place], sizes: Sequence[
     """The lines above the table: which program it is like, how it was run, who took part, the columns."""
     factor = sizes[1] // sizes[0] if len(sizes) > 1 else 1
     lines = [
-        f"# isthmus bench collectives: {PROGRAMS[collective]} through torch.distributed",
+        f"# isthmus bench collectives: {_PROGRAMS[collective]} through torch.distributed",
         f"# nThread 1 nGpus 1 minBytes {sizes[0]} maxBytes {sizes[-1]} step: {factor}(factor) warmup iters: {warmup}"
         f" iters: {iters} agg iters: 1 validation: 1 graph: 0",
         "#",

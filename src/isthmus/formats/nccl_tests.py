@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from isthmus.formats.collective_runs import Collective, Row, bus_factor
 
-__all__ = ["Table", "TableRow", "read_nccl_tests"]
+__all__ = ["PROGRAMS", "Table", "TableRow", "read_nccl_tests"]
 
-_PROGRAMS: dict[str, Collective] = {
+PROGRAMS: dict[str, Collective] = {
     "all_reduce": "all-reduce",
     "all_gather": "all-gather",
     "reduce_scatter": "reduce-scatter",
@@ -141,7 +141,7 @@ def _note(line: str, header: _Header) -> bool:
             header.devices.append(rank[4])
         return True
     if program := _PROGRAM.search(line):
-        header.collective = _PROGRAMS[program[1]]
+        header.collective = PROGRAMS[program[1]]
     if version := _NCCL.search(line):
         header.nccl_version = version[1] or _version(int(version[2]))
     if launch := _LAUNCH.search(line):

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.client import HTTPException
 
 from isthmus.errors import InputError
 
@@ -118,10 +119,17 @@ def read_metrics(text: str, at_s: float) -> Reading:
             labels = dict(_LABEL.findall(match["labels"]))
             if "le" not in labels:
                 key = match["name"], labels.get("region", ""), labels.get("rank", ""), labels.get("peer", "")
-                values[key] = float(match["value"])
+                values[key] = _number(match["value"])
     if not values:
         raise InputError("exporter", "answers, but not with metrics of isthmus", "give the ports of ISTHMUS_EXPORT")
     return Reading(at_s, values)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError("exporter", f"answers with {text[:40]!r} for a number", "give the ports of ISTHMUS_EXPORT") from None
 
 
 class Scraper:
@@ -153,6 +161,8 @@ class Scraper:
             with urllib.request.urlopen(f"http://{address[0]}:{address[1]}/metrics", timeout=self._timeout_s) as answer:
                 text = answer.read(1 << 24).decode("utf-8", errors="replace")
             return read_metrics(text, time.monotonic())
+        except HTTPException as error:  # something else listens there
+            return f"does not speak HTTP ({type(error).__name__})"
         except urllib.error.URLError as error:
             return str(error.reason)
         except OSError as error:
