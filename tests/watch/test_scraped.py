@@ -151,11 +151,12 @@ def test_the_command_shows_both_tables_and_says_it_in_json(ranks: Any, monkeypat
     (first, *_), scraper = ranks
     first.step(0.5, 0.1)
     ports = [f"127.0.0.1:{port}" for _, port in scraper.addresses]
-    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.setenv("COLUMNS", "80")
     assert isthmus(monkeypatch, *ports, "--once", "--every", "0.2") == 0
     shown = capsys.readouterr().out
     assert "regions" in shown
-    assert "while sending" in shown
+    assert "sending" in shown
+    assert "\u2026" not in shown, "a figure was cut"
     assert "2.000" in shown  # the loss of the rank that has taken a step
     assert f"no answer from {ports[3]}" in shown
     assert isthmus(monkeypatch, *ports, "--once", "--every", "0.2", "--json") == 0

@@ -1,6 +1,6 @@
 """A run as its exporters tell it, for a terminal: regions, and links against what was planned."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Group
 from rich.table import Table
@@ -10,6 +10,8 @@ from isthmus.units import show_rate, show_seconds
 from isthmus.watch.scraped import LinkNow, RegionNow
 
 __all__ = ["watch_tables"]
+
+_Figure = tuple[str, Callable[[RegionNow], str]]
 
 BELOW_PLAN, STRAGGLING = 0.7, 1.3  # as in the alerts of deploy.observability.rules
 
@@ -56,37 +58,45 @@ def remarks(
     return found
 
 
+def _table(title: str, names: Sequence[str], figures: Sequence[str]) -> Table:
+    """Narrow enough for 80 columns; figures are never cut."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in names:
+        table.add_column(name, overflow="fold", vertical="bottom")
+    for name in figures:
+        width = max(map(len, name.split()))
+        table.add_column("\n".join(name.split()), justify="right", no_wrap=True, min_width=width, vertical="bottom")
+    return table
+
+
 def _regions(regions: Sequence[RegionNow], planned_s: float | None) -> Table:
-    table = Table(title="regions", title_justify="left")
-    table.add_column("region")
-    names = ["ranks", "step", "step time", *(["of plan"] if planned_s else []), "own time", "waiting", "tokens/s", "loss"]
-    for name in [*names, "syncs", "generation", "thrown away"]:
-        table.add_column(name, justify="right")
+    shown: list[_Figure] = [
+        ("ranks", lambda row: str(row.answering)),
+        ("step", lambda row: f"{row.step:,}"),
+        ("time", lambda row: show_seconds(row.step_s) if row.step_s is not None else ""),
+    ]
+    if planned_s:
+        shown.append(("of plan", lambda row: f"{row.step_s / planned_s:.0%}" if row.step_s else ""))
+    also: list[_Figure] = [
+        ("own time", lambda row: show_seconds(row.own_s) if row.own_s is not None else ""),
+        ("waiting", lambda row: f"{row.waiting_share:.0%}" if row.waiting_share is not None else ""),
+        ("tokens/s", lambda row: f"{row.tokens_per_s:,.0f}"),
+        ("loss", lambda row: f"{row.loss:.3f}" if row.loss is not None else ""),
+    ]
+    shown += also
+    if any(row.syncs for row in regions):
+        shown.append(("syncs", lambda row: str(row.syncs)))
+    if any(row.discarded_tokens for row in regions):
+        shown.append(("tokens lost", lambda row: f"{row.discarded_tokens:,}" if row.discarded_tokens else ""))
+    table = _table("regions", ["region"], [name for name, _ in shown])
     for row in regions:
-        of_plan = [f"{row.step_s / planned_s:.0%}" if row.step_s else ""] if planned_s else []
-        table.add_row(
-            row.region,
-            str(row.answering),
-            f"{row.step:,}",
-            show_seconds(row.step_s) if row.step_s is not None else "",
-            *of_plan,
-            show_seconds(row.own_s) if row.own_s is not None else "",
-            f"{row.waiting_share:.0%}" if row.waiting_share is not None else "",
-            f"{row.tokens_per_s:,.0f}",
-            f"{row.loss:.3f}" if row.loss is not None else "",
-            str(row.syncs),
-            f"{row.generation} of {row.together}",
-            f"{row.discarded_tokens:,}" if row.discarded_tokens else "",
-        )
+        table.add_row(row.region, *[text(row) for _, text in shown])
     return table
 
 
 def _links(links: Sequence[LinkNow], planned: Mapping[tuple[str, str], float]) -> Table:
-    table = Table(title="links", title_justify="left")
-    table.add_column("from")
-    table.add_column("to")
-    for name in ("sent", "while sending", *(["of plan"] if planned else []), "busy", "RTT", "sent again"):
-        table.add_column(name, justify="right")
+    figures = ["sent", "while sending", *(["of plan"] if planned else []), "busy", "RTT", "sent again"]
+    table = _table("links", ["from", "to"], figures)
     for row in links:
         plan, now = planned.get((row.region, row.peer)), row.goodput_bytes_per_s
         of_plan = [f"{now / plan:.0%}" if plan and now is not None else ""] if planned else []
