@@ -29,7 +29,7 @@ try: $(STAMP)
 
 ## make test     set up, then all tests: the fast ones, then those with real ranks and namespaces
 test: $(STAMP)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4
 	$(BIN)/python -m pytest -q -m tunnel -p no:randomly || $(call once_more,-m tunnel)
 
 ## make test-slurm  two real Slurm clusters in the wind tunnel train together; root, Debian's slurmctld and slurmd (about two minutes)
