@@ -10,7 +10,7 @@ RUNS ?= 0-19
 once_more = { echo "isthmus: not all passed; what failed runs once more"; $(BIN)/python -m pytest -q -p no:randomly --last-failed --last-failed-no-failures none $(1); }
 WORKLOAD ?= examples/workloads/llama-3-8b-256k.yaml
 
-.PHONY: try test test-tunnel test-slurm guide check bench accuracy bench-codecs bench-peers quality prediction accuracy-steps bench-layouts chaos chaos-sample fuzz doctor-accuracy fuzz-doctor validate-crds clean help
+.PHONY: try test test-tunnel test-slurm guide docs figures check bench accuracy bench-codecs bench-peers quality prediction accuracy-steps bench-layouts chaos chaos-sample fuzz doctor-accuracy fuzz-doctor validate-crds clean help
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "isthmus: torch 2.13.0 is the largest part: about 200 MB as a CPU wheel, some GB where pip only finds a CUDA build"
 	@$(PYTHON) -c 'import sys; sys.exit("isthmus needs Python >= 3.11, found " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runtime,report,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[runtime,report,docs,dev]'
 	@touch $(STAMP)
 
 ## make try      set up, then train in the wind tunnel: describe, plan, try (FABRIC=examples/...)
@@ -39,6 +39,15 @@ test-slurm: $(STAMP)
 ## make guide    every command of docs/guide/first-hour.md, in order, in a fresh folder (two minutes)
 guide: $(STAMP)
 	$(BIN)/python -m pytest -q -m guide -p no:randomly tests/docs
+
+## make docs     the site: guides, concepts, reference, decisions; into build/site (a warning is an error)
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/site
+	@echo "isthmus: open build/site/index.html"
+
+## make figures  the figures of docs/concepts, drawn anew from the program's own formulas
+figures: $(STAMP)
+	$(BIN)/python docs/site/figures.py
 
 ## make check    formatters, linters, types, import contracts
 check: $(STAMP)

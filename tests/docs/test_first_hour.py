@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs/guide/first-hour.md").read_text(encoding="utf-8")
-COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL) for line in block.splitlines()]
+COMMANDS = [line for block in re.findall(r"```sh[^\n]*\n(.*?)```", GUIDE, re.DOTALL) for line in block.splitlines()]
 
 
 @pytest.mark.guide

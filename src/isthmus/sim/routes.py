@@ -70,7 +70,8 @@ def _keys(source: Ints, target: Ints, seed: int, first_flow: int) -> NDArray[np.
     """What ECMP hashes: the ends and the flow's number stand for addresses and the UDP source port of its QP."""
     number_ = np.arange(first_flow, first_flow + len(source), dtype=np.uint64)
     ends = source.astype(np.uint64) * np.uint64(0x1F123BB5) + target.astype(np.uint64) * np.uint64(0x5851F42D4C957F2D)
-    return ends + number_ * np.uint64(0xD1342543DE82EF95) + np.uint64(seed % 2**63) * np.uint64(0x2545F4914F6CDD1D)
+    drawn = np.uint64(seed % 2**63 * 0x2545F4914F6CDD1D % 2**64)  # in Python's integers: numpy warns where one number wraps
+    return ends + number_ * np.uint64(0xD1342543DE82EF95) + drawn
 
 
 def _local(chart: FabricMap, source: Ints, target: Ints, same_domain: NDArray[np.bool_], local: NDArray[np.bool_]) -> list[Ints]:
