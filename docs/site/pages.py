@@ -88,7 +88,7 @@ def document_page(name: str, line: str, schema: Mapping[str, Any]) -> str:
     for part, definition in schema.get("$defs", {}).items():
         text = " ".join(_paragraphs(definition.get("description", "")))
         if "properties" in definition:
-            parts.append(f"({name}-{part.lower()})=\n## {part}\n\n{text}\n\n{_table(definition, name)}")
+            parts.append(f"({name}-{part.lower()})=\n## {part.removesuffix('Entry')}\n\n{text}\n\n{_table(definition, name)}")
     return "\n".join(_linked(each, name) for each in parts)
 
 
@@ -119,6 +119,7 @@ def _default(entry: Mapping[str, Any]) -> str:
     return f"`{value}`" if isinstance(value, str | int | float) else "see there"
 
 
+_EXAMPLES = {"Gb/s": "100 Gb/s", "ms": "18 ms", "km": "40 m", "GB": "64 GB", "kW": "10 kW", "%": "0.1%"}
 _PLAIN = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false"}
 
 
@@ -127,7 +128,7 @@ def _kind(entry: Mapping[str, Any]) -> str:
     match entry:
         case {"$ref": place}:
             part = place.rsplit("/", 1)[1]
-            return f"[{part}](#{part.lower()})"
+            return f"[{part.removesuffix('Entry')}](#{part.lower()})"
         case {"anyOf": kinds}:
             words = [_kind(each) for each in kinds if each.get("type") != "null" and each.get("const") != 0]
             return " or ".join(dict.fromkeys(words))
@@ -135,16 +136,16 @@ def _kind(entry: Mapping[str, Any]) -> str:
             return ", ".join(f"`{each}`" for each in values)
         case {"type": "array"}:
             return f"list of {_kind(entry.get('items', {}))}"
-        case {"additionalProperties": dict(each)}:
-            return f"NAME: {_kind(each)}"
+        case {"patternProperties": named}:
+            return "a name, then " + " or ".join(map(_kind, named.values()))
     return _quantity(entry["pattern"]) if "pattern" in entry else _PLAIN.get(entry.get("type", ""), "map")
 
 
 def _quantity(pattern: str) -> str:
     """A pattern that ends in alternatives of units, as an example of one."""
     units = pattern.rsplit("(", 1)[-1].split(")", 1)[0].split("|")
-    known = [unit for unit in ("Gb/s", "ms", "km", "GB", "kW", "%") if unit in units]
-    return f"number and unit, such as {known[0]}" if known else "text"
+    found = [example for unit, example in _EXAMPLES.items() if unit in units]
+    return f"number and unit, such as `{found[0]}`" if found else "text"
 
 
 def metrics_page() -> str:
