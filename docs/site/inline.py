@@ -8,6 +8,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 _NOT_RUN = re.compile(r"^```(\w+) not run: (.+)$", re.MULTILINE)
+_ELSEWHERE = re.compile(r"^```(\w+) run by: (.+)$", re.MULTILINE)
 _FILE = re.compile(r"^```(yaml) (\S+\.yaml)$", re.MULTILINE)
 
 
@@ -20,6 +21,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 def _captions(_: Sphinx, __: str, source: list[str]) -> None:
     text = _NOT_RUN.sub(r"```{code-block} \1\n:caption: Not run by the tests: \2\n", source[0])
+    text = _ELSEWHERE.sub(r"```{code-block} \1\n:caption: Run by \2\n", text)
     source[0] = _FILE.sub(r"```{code-block} \1\n:caption: \2\n", text)
 
 
