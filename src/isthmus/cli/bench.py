@@ -21,10 +21,15 @@ isthmus bench                                    # codecs and copies on this mac
 
 torchrun --nproc-per-node 8 -m isthmus bench collectives --to "8 GB" -o measurements.jsonl
 
+isthmus bench wan --here west=1,east=1               # the links between regions: see isthmus bench wan --help
+
 torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint gpu-01:29400 -m isthmus bench collectives
 
 isthmus calibrate measurements.jsonl --fabric fabric.yaml -o calibration.yaml
 """
+
+
+SUBCOMMANDS = {"wan": "isthmus.cli.bench_wan:bench_wan"}
 
 
 def bench(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the command
@@ -43,13 +48,13 @@ def bench(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the comm
     output: Annotated[Path | None, typer.Option("--output", "-o", help="collectives: append measurements.jsonl here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
-    """Measure codec and copy speed of this machine, or collectives among the ranks that torchrun started.
+    """Measure codec and copy speed of this machine, or collectives among the ranks that torchrun started; also: `bench wan`.
 
     Collectives are printed in the columns of nccl-tests: time (us), algbw and busbw (GB/s), out of place and in place, and wrong
     elements. `isthmus calibrate` reads both the table and the measurements.
     """
     if what == "collectives":
-        sizes = _sizes(_bytes("--from", least), _bytes("--to", most), factor)
+        sizes = sizes_between(least, most, factor)
         _collectives(collective.split(","), sizes, warmup, iters, output, as_json=as_json)
     else:
         _speeds(_bytes("--size", size), size, regions, ranks, as_json=as_json)
@@ -62,7 +67,13 @@ def _bytes(option: str, text: str) -> int:
         raise InputError(option, str(error)) from None
 
 
-def _sizes(least: int, most: int, factor: int) -> list[int]:
+def sizes_between(from_: str, to: str, factor: int) -> list[int]:
+    """The sizes of `--from`, `--to`, `--factor`, in bytes.
+
+    Raises:
+        InputError: They are no range.
+    """
+    least, most = _bytes("--from", from_), _bytes("--to", to)
     if not 4 <= least <= most <= 1 << 40:
         raise InputError("--from", f"{least} to {most} bytes is no range", "at least 4 bytes, --to not below --from")
     found = [least]

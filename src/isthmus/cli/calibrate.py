@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +14,14 @@ from rich.table import Table
 from isthmus.calibrate.calibrate import Calibrated
 from isthmus.calibrate.calibrate import calibrate as fit_runs
 from isthmus.calibrate.describe import described
-from isthmus.cost.collectives_calibration import calibration_text, default_values
+from isthmus.calibrate.wan import exchanges, measured_links
+from isthmus.cost.collectives_calibration import Calibration, MeasuredLink, calibration_text, default_values
 from isthmus.cost.collectives_constants import default_constants
 from isthmus.errors import InputError
-from isthmus.fabric import read_fabric
+from isthmus.fabric import Fabric, read_fabric
 from isthmus.formats.measurements import read_measured_runs
-from isthmus.units import show_bytes
+from isthmus.formats.wan_measurements import link_name, read_wan_lines
+from isthmus.units import show_bytes, show_rate, show_seconds
 
 EXAMPLES = """Examples:
 
@@ -29,6 +32,8 @@ kubectl logs nccl-test-launcher > run.log; isthmus calibrate run.log --fabric fa
 isthmus calibrate inspector/*.log --fabric fabric.yaml -o calibration.yaml        # what NCCL's Inspector plugin dumped
 
 isthmus calibrate measured/collectives.yaml measurements.jsonl --fabric fabric.yaml --json
+
+isthmus calibrate wan.jsonl measurements.jsonl --fabric fabric.yaml -o calibration.yaml   # isthmus bench wan and collectives
 """
 
 FAULTY = 0.30
@@ -47,16 +52,23 @@ def calibrate(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the 
     """Fit the collective model to measurements of your own fabric.
 
     Shows which constants they pin down and which stay as shipped, what is left over of every run, and writes the constants with
-    bands for `isthmus collective --calibration`.
+    bands for `isthmus collective --calibration`. What `isthmus bench wan` measured becomes the rate and round trip of each link,
+    which `isthmus plan --calibration` takes in place of those that the fabric states.
     """
     if output is not None and not output.parent.is_dir():
         raise InputError("--output", f"no such folder: {str(output.parent)!r}", "create it, or write elsewhere")
     known = read_fabric(fabric) if fabric else None
+    links, exchange = _links(files, known)
     runs = [run for path in files for run in read_measured_runs(path)]
     left_out = [run for run in runs if run.left_out]
     used = [described(run, known, region, nodes, collective) for run in runs if not run.left_out]
-    print(f"fitting {len(used)} runs ...", file=sys.stderr)
-    found = fit_runs(used, default_constants(), default_values())
+    if used or not links:
+        print(f"fitting {len(used)} runs ...", file=sys.stderr)
+        found = fit_runs(used, default_constants(), default_values())
+    else:
+        found = Calibrated(moved=(), stayed=(), residuals=(), calibration=Calibration(version=1))
+    with_links = found.calibration.model_copy(update={"wan": links, "exchange": exchange})
+    found = replace(found, calibration=with_links)
     if output is not None:
         output.write_text(calibration_text(found.calibration), encoding="utf-8")
         print(f"calibration written to {output}", file=sys.stderr)
@@ -65,7 +77,32 @@ def calibrate(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the 
     if as_json:
         print(json.dumps(_plain(found), indent=2))
         return
-    _show(found, Console())
+    console = Console()
+    if links:
+        _show_links(links, exchange, known, console)
+    if used:
+        _show(found, console)
+
+
+def _links(files: list[Path], known: Fabric | None) -> tuple[dict[str, MeasuredLink], float | None]:
+    rows = [row for path in files for row in read_wan_lines(path)]
+    links = measured_links(rows, known)
+    return links, exchanges(rows, links)[1]
+
+
+def _show_links(links: dict[str, MeasuredLink], exchange: float | None, known: Fabric | None, console: Console) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="Links between regions", title_justify="left")
+    for name in ("link", "what", "measured", "low", "high", "stated"):
+        table.add_column(name, justify="left" if name in ("link", "what") else "right", overflow="fold")
+    for name, each in links.items():
+        of = next((link for link in known.wan if link_name(link.between) == name), None) if known else None
+        rates = map(show_rate, (each.rate_bytes_per_s, each.rate_low_bytes_per_s, each.rate_high_bytes_per_s))
+        times = map(show_seconds, (each.rtt_s, each.rtt_low_s, each.rtt_high_s))
+        table.add_row(name, f"rate, {each.streams} streams", *rates, show_rate(of.rate_bytes_per_s) if of else "-")
+        table.add_row("", "round trip", *times, show_seconds(of.rtt_s) if of else "-")
+    console.print(table)
+    if exchange is not None:
+        console.print(f"An all-reduce over the regions takes {exchange:.2f} x the limit of these links (mean of the sizes).")
 
 
 def _plain(found: Calibrated) -> dict[str, object]:

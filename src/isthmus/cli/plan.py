@@ -11,16 +11,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.cost.collectives_calibration import read_calibration
+from isthmus.cost.collectives_calibration import MeasuredLink, link_changes, read_calibration, read_measured_links
 from isthmus.cost.collectives_constants import Constants
 from isthmus.documents import read_text
 from isthmus.errors import InputError
-from isthmus.fabric import Fabric, check_fabric, parse_fabric, read_fabric
-from isthmus.plan import Candidate, Plan, save_plan
+from isthmus.fabric import Fabric, check_fabric, edited, parse_fabric
+from isthmus.plan import Assumption, Candidate, Plan, save_plan
 from isthmus.planner import choose_plan
 from isthmus.planner.rank import TOLERANCE
 from isthmus.planner.words import break_even_words, layout_words, money_words, settings, telling
-from isthmus.units import FRACTION, quantity, show_bytes, show_seconds
+from isthmus.units import FRACTION, quantity, show_bytes, show_rate, show_seconds
 from isthmus.workload import Workload, read_workload
 
 if TYPE_CHECKING:
@@ -80,16 +80,20 @@ def plan(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the comma
             _check_output(option, path)
     loss_max, trained = _share(max_loss), read_workload(workload)
     constants = read_calibration(calibration) if calibration else None
+    text, measured = read_text(fabric), read_measured_links(calibration).wan if calibration else {}
+    stated = parse_fabric(text, str(fabric))
+    if measured:
+        text = edited(text, str(fabric), link_changes(measured))
+    described = parse_fabric(text, str(fabric))
     if variations:
         if output is not None:
             raise InputError("--vary", "answers with a table, not with one plan", "leave out --output")
-        varied = _vary(fabric, trained, variations, (loss_max, constants), as_json)
+        varied = _vary((text, str(fabric)), trained, variations, (loss_max, constants), as_json)
         if report is not None:
-            described = read_fabric(fabric)
-            _report(choose_plan(described, trained, loss_max, constants), (described, trained), report, (constants, varied))
+            chosen = _with_links(choose_plan(described, trained, loss_max, constants), measured, stated)
+            _report(chosen, (described, trained), report, (constants, varied))
         return
-    described = read_fabric(fabric)
-    chosen = choose_plan(described, trained, loss_max, constants)
+    chosen = _with_links(choose_plan(described, trained, loss_max, constants), measured, stated)
     _warn(fabric)
     if output is not None:
         _write(chosen, output)
@@ -99,6 +103,20 @@ def plan(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the comma
         print(json.dumps(chosen.model_dump(mode="json"), indent=2))
         return
     _show(chosen, Console(), all_)
+
+
+def _with_links(chosen: Plan, measured: dict[str, MeasuredLink], stated: Fabric) -> Plan:
+    """The plan with the links that it was made for among its assumptions, where they are not those of the fabric file."""
+    found = list(chosen.assumptions)
+    for name, link in measured.items():
+        of = next(each for each in stated.wan if name in ("-".join(each.between), "-".join(each.between[::-1])))
+        low, high = show_rate(link.rate_low_bytes_per_s), show_rate(link.rate_high_bytes_per_s)
+        source = f"the calibration given: {low} to {high} by {link.made_from}; the fabric states {show_rate(of.rate_bytes_per_s)}"
+        found.append(Assumption(name=f"rate of {name}", value=link.rate_bytes_per_s, unit="B/s", source=source))
+        low, high = show_seconds(link.rtt_low_s), show_seconds(link.rtt_high_s)
+        source = f"the calibration given: {low} to {high}; the fabric states {show_seconds(of.rtt_s)}"
+        found.append(Assumption(name=f"round trip of {name}", value=link.rtt_s, unit="s", source=source))
+    return chosen.model_copy(update={"assumptions": found})
 
 
 def _share(text: str | None) -> float | None:
@@ -123,17 +141,20 @@ def _report(
 
 
 def _vary(
-    fabric: Path, workload: Workload, variations: list[str], limits: tuple[float | None, Constants | None], as_json: bool
+    document: tuple[str, str],
+    workload: Workload,
+    variations: list[str],
+    limits: tuple[float | None, Constants | None],
+    as_json: bool,
 ) -> "Varied":
+    """`document`: the fabric's text, and its name in messages."""
     from isthmus.planner.vary import parse_variation, vary
     from isthmus.report.vary_table import vary_document, vary_table
 
-    text = read_text(fabric)
-    parse_fabric(text, str(fabric))
     asked = [parse_variation(each, len(variations) == 1) for each in variations]
     talk = Console(stderr=True)
     with talk.status("") as status:
-        varied = vary(text, str(fabric), workload, asked, limits, lambda done, of: status.update(f"{done} of {of} points"))
+        varied = vary(*document, workload, asked, limits, lambda done, of: status.update(f"{done} of {of} points"))
     if as_json:
         print(json.dumps(vary_document(varied), indent=2))
         return varied

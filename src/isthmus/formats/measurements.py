@@ -16,6 +16,7 @@ from isthmus.formats.collective_runs import COLLECTIVES, Collective, Row, Run, r
 from isthmus.formats.nccl_inspector import inspector_runs
 from isthmus.formats.nccl_tests import Table, read_nccl_tests
 from isthmus.formats.torch_bench import read_torch_bench
+from isthmus.formats.wan_measurements import is_wan_line
 
 __all__ = ["read_measured_runs", "runs_in_json_lines", "runs_in_text"]
 
@@ -65,17 +66,19 @@ def runs_in_text(text: str, source: str) -> tuple[Run, ...]:
 
 
 def runs_in_json_lines(text: str, source: str) -> tuple[Run, ...]:
-    """The runs in lines of JSON: those of one source, collective, ranks and nodes are one run.
+    """The runs in lines of JSON: those of one source, collective, ranks and nodes are one run. Lines of WANs are left to
+    `wan_measurements`.
 
     Raises:
         InputError: A line is no such object.
     """
     found: dict[tuple[str, Collective, int, int | None], tuple[int, list[Row]]] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    for number, line in lines:
+        if not is_wan_line(line):
             key, row = _json_row(line, f"{source}:{number}")
             found.setdefault(key, (number, []))[1].append(row)
-    if not found:
+    if not lines:
         raise InputError(source, "is empty", "one JSON object a line; see isthmus calibrate --help")
     return tuple(
         Run(

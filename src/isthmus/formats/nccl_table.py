@@ -36,11 +36,17 @@ class Measured:
     wrong: int
 
 
-def table_head(collective: Collective, places: Sequence[Place], sizes: Sequence[int], *, warmup: int, iters: int) -> str:
-    """The lines above the table: which program it is like, how it was run, who took part, the columns."""
+def table_head(
+    collective: Collective, places: Sequence[Place], sizes: Sequence[int], *, warmup: int, iters: int, made_by: str = ""
+) -> str:
+    """The lines above the table: which program it is like, how it was run, who took part, the columns.
+
+    `made_by` is the first line's text; without it that of `isthmus bench collectives`.
+    """
+    made_by = made_by or f"isthmus bench collectives: {_PROGRAMS[collective]} through torch.distributed"
     factor = sizes[1] // sizes[0] if len(sizes) > 1 else 1
     lines = [
-        f"# isthmus bench collectives: {_PROGRAMS[collective]} through torch.distributed",
+        f"# {made_by}",
         f"# nThread 1 nGpus 1 minBytes {sizes[0]} maxBytes {sizes[-1]} step: {factor}(factor) warmup iters: {warmup}"
         f" iters: {iters} agg iters: 1 validation: 1 graph: 0",
         "#",
