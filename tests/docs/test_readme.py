@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from isthmus.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
+MODULES = {"try": "try_"}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INDENTED = [block for block in re.split(r"\n\s*\n", README) if block.startswith("    ")]
 LINES = [line.strip() for block in INDENTED for line in block.splitlines()]
@@ -36,7 +38,8 @@ def test_every_command_line_names_a_command_and_options_that_exist(line: str) ->
     words = shlex.split(re.split(r"#| > ", line)[0])
     assert words[1] in COMMANDS
     options = [word for word in words[2:] if word.startswith("-")]
-    text = isthmus_run([words[1], "--help"]).stdout
+    nested = getattr(import_module(f"isthmus.cli.{MODULES.get(words[1], words[1])}"), "SUBCOMMANDS", {})
+    text = isthmus_run([*words[1 : 3 if words[2] in nested else 2], "--help"]).stdout
     assert [option for option in options if option not in text] == []
 
 
