@@ -172,7 +172,7 @@ class Prediction(Document):
     with the WAN over tokens/s of the same ranks with inter-region communication off. `wan_bytes_per_step`
     leave the busiest region, headers included where the transport is known. `waiting_s` for the region that happens to be
     slowest and `checkpoint_s` are part of `step_s` too. Four of five real steps are expected from `step_low_s` to `step_high_s`
-    (what the WAN adds is taken as it stands); None where no measured steps say.
+    (`planner.band`); None where no measured steps say.
     """
 
     step_s: Amount

@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from math import hypot
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isthmus.cost.collectives_calibration import Calibration, ClassBands, constants_with
+from isthmus.cost.collectives_group import class_of, sites_group
 from isthmus.cost.quality import loss_band
 from isthmus.cost.step_rates import shipped_rates
 from isthmus.errors import InfeasibleError
@@ -253,9 +256,25 @@ def test_a_step_has_a_band_where_measured_steps_say_how_sure_it_is() -> None:
         assert found.step_low_s is not None
         assert found.step_high_s is not None
         own, (low, high) = found.step_s - found.exposed_s, shipped_rates().band
-        assert found.step_low_s == pytest.approx(own * low + found.exposed_s)
-        assert found.step_high_s == pytest.approx(own * high + found.exposed_s)
-        assert found.step_low_s < found.step_s < found.step_high_s
+        # What the WAN adds widens it: a line that carries 0.85 of its rate, a tenth or more of the seconds seen.
+        assert found.step_s - found.step_low_s >= own * (1 - low) * (1 - 1e-9)
+        assert found.step_high_s - found.step_s >= own * (high - 1) * (1 - 1e-9)
+        if found.exposed_s > own:
+            assert found.step_high_s - found.step_s > hypot(own * (high - 1), 0.1 * found.exposed_s)
+
+
+def test_a_calibration_narrows_or_widens_the_band_as_its_own_collectives_scatter() -> None:
+    def width(band: tuple[float, float]) -> float:
+        classes = {class_of(sites_group(FABRIC)): ClassBands(wire=band, large=band, small=band)}
+        found = choose_plan(FABRIC, LLAMA, None, constants_with(Calibration(version=1, constants={}, bands=classes))).prediction
+        assert found.step_low_s is not None
+        assert found.step_high_s is not None
+        return found.step_high_s - found.step_low_s
+
+    shipped = PLAN.prediction
+    assert shipped.step_high_s is not None
+    assert shipped.step_low_s is not None
+    assert width((0.97, 1.03)) < shipped.step_high_s - shipped.step_low_s < width((0.5, 2.0))
 
 
 def test_the_reason_names_the_layouts_of_the_winner_and_of_the_runner_up() -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.cost.beside import stopped_share
 from isthmus.cost.collectives_composed import RING, hierarchical
 from isthmus.cost.collectives_constants import default_constants
 from isthmus.cost.collectives_group import region_group, sites_group
 from isthmus.cost.collectives_time import collective_time
 from isthmus.cost.lossless import SHARED_BUFFERS, pfc_headroom_bytes
 from isthmus.cost.money import bill, node_power_w
-from isthmus.fabric import Prices, great_circle_m, pcie_rate_bytes_per_s, read_fabric
+from isthmus.fabric import Prices, check_text, fibre_rtt_s, great_circle_m, pcie_rate_bytes_per_s, read_fabric
 from isthmus.planner.choose import weigh
 from isthmus.planner.price import to_candidate
 from isthmus.workload import read_workload
@@ -45,9 +46,33 @@ def test_m12_pfc_at_300_kb_cannot_be_lossless_between_beijing_and_shenzhen() -> 
     assert needed > SHARED_BUFFERS["Spectrum-4 (SN5600)"]
 
 
+@pytest.mark.parametrize(("minutes", "lost"), [(15, 0.003), (45, 0.009)])
+def test_m13_a_pfc_stop_every_3_5_days_of_15_to_45_minutes_loses_0_3_to_0_9_percent(minutes: float, lost: float) -> None:
+    assert stopped_share(3.5 * 86400, minutes * 60) == pytest.approx(lost, rel=0.15)
+
+
 def test_m14_a_node_of_8_h100_draws_about_10_kw() -> None:
     [group] = read_fabric(EXAMPLES / "one-node.yaml").regions[0].groups
     assert node_power_w(group)[0] == pytest.approx(10e3, rel=0.15)
+
+
+def test_m16_beijing_is_16_9_ms_of_light_from_xiamen_and_shanghai_8_so_8_ms_serves_fujian_alone() -> None:
+    assert fibre_rtt_s(great_circle_m("Beijing", "Xiamen")) == pytest.approx(16.9e-3, rel=0.15)
+    assert fibre_rtt_s(great_circle_m("Shanghai", "Xiamen")) == pytest.approx(8.0e-3, rel=0.15)
+
+    def faster_than_light(north: str, rtt: str) -> bool:
+        rest = "nodes: [{count: 1, kind: hgx-h100, nics: {count: 4, kind: connectx-7}}], network: {kind: infiniband}}"
+        link = f"{{between: [xiamen, {north}], rate: 100 Gb/s, rtt: {rtt}}}"
+        regions = f"  xiamen: {{city: Xiamen, {rest}\n  {north}: {{city: {north.title()}, {rest}\n"
+        text = f"name: m16\nregions:\n{regions}wan:\n- {link}\n"
+        return any("light" in found.reason for found in check_text(text, "f.yaml") if found.severity == "error")
+
+    # INCONSISTENT: 60 ms is a congested way to Beijing, not its distance; 8 ms is what light needs to Shanghai along the great
+    # circle, which no cable follows, and impossible to Beijing: no site in Xiamen is 8 ms from "East China".
+    assert not faster_than_light("beijing", "60 ms")
+    assert faster_than_light("beijing", "8 ms")
+    assert faster_than_light("shanghai", "7.5 ms")
+    assert not faster_than_light("shanghai", "10.5 ms")
 
 
 def test_m17_a_hierarchy_over_32_nodes_loads_the_network_3_percent_less_than_rings_not_60() -> None:

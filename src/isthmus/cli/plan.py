@@ -215,7 +215,7 @@ def _show(chosen: Plan, console: Console, all_: bool) -> None:
     console.print(f"[bold]Layout[/] {layout_words(chosen.layout)} ({legend})")
     low, high = chosen.prediction.step_low_s, chosen.prediction.step_high_s
     if low is not None and high is not None:
-        told = "as public steps that were not fitted fell; the WAN's part as it stands"
+        told = "as public steps that were not fitted fell, and as links of that kind carry and lose"
         console.print(f"[bold]How sure[/] p10 to p90 of a step: {show_seconds(low)} to {show_seconds(high)}, {told}")
     console.print(f"[bold]How[/] {chosen.prediction.formula}")
     console.print(f"[bold]Binds[/] {chosen.binds}")

@@ -5,7 +5,7 @@ from math import sqrt
 
 from isthmus.cost.efficiency import CHECKPOINT_EVERY, REGION_SPREAD, TOKEN_BYTES
 
-__all__ = ["Beside", "checkpoint_s", "data_bytes_per_s", "slowest_excess", "waiting_s"]
+__all__ = ["Beside", "checkpoint_s", "data_bytes_per_s", "slowest_excess", "stopped_share", "waiting_s"]
 
 _SLOWEST = (0.0, 0.0, 0.5642, 0.8463, 1.0294, 1.1630, 1.2672, 1.3522, 1.4236)
 """Mean of the largest of n standard normals, n from 0 to 8; Teichroew, Ann. Math. Stat. 27(2), 1956."""
@@ -53,6 +53,16 @@ def checkpoint_s(state_bytes_per_gpu: float, host_bytes_per_s: float, step_s: fl
     t = (S / B) T / I
     """
     return state_bytes_per_gpu / host_bytes_per_s * step_s / CHECKPOINT_EVERY.value
+
+
+def stopped_share(every_s: float, stop_s: float, redone_s: float = 0.0) -> float:
+    """Share of the time that a stop every `every_s` seconds of running costs.
+
+        (D + C) / (I + D),   I = every_s, D = stop_s down, C = redone_s: what ran since the last checkpoint is run again
+
+    C is half the time between checkpoints on average. Leaves out: stops while work is done again.
+    """
+    return (stop_s + redone_s) / (every_s + stop_s)
 
 
 def data_bytes_per_s(tokens_per_s: float, regions: int) -> float:

@@ -39,6 +39,7 @@ class Compute:
         slot_s: One micro-batch on one stage, forward and backward.
         micro_batches: Of one replica.
         backward_fraction: Share of a slot.
+        collectives_s: Of `total_s`, collectives inside the region that are seen.
         stages: Of the pipeline.
         words: How `total_s` came about, made when asked for.
     """
@@ -48,6 +49,7 @@ class Compute:
     slot_s: float
     micro_batches: int
     backward_fraction: float
+    collectives_s: float
     stages: int
     words: Callable[[], str]
 

@@ -101,6 +101,7 @@ def _modelled(setting: Setting, found: list[Axes], columns: Layouts) -> list[Com
     times = step_times(setting.workload, columns, setting.machine)
     total, slot, rounds = times.total.tolist(), times.slot.tolist(), columns.rounds.tolist()
     busy = (times.compute + times.recompute + times.host).tolist()
+    collectives = (times.tp + times.cp + times.ep + times.shards + times.sends + times.gradients).tolist()
     return [
         Compute(
             total_s=total[row],
@@ -108,6 +109,7 @@ def _modelled(setting: Setting, found: list[Axes], columns: Layouts) -> list[Com
             slot_s=slot[row],
             micro_batches=rounds[row],
             backward_fraction=3 / 4 if axes.recompute == "full" else BACKWARD_FRACTION.value,
+            collectives_s=collectives[row],
             stages=axes.pp,
             words=StepWords(times, row),
         )
@@ -184,6 +186,7 @@ def compute_step(setting: Setting, axes: Axes, spread: bool) -> Compute:
         micro_batches=rounds,
         # A recomputed forward pass belongs to the backward one: 3 of 4 parts instead of 2 of 3.
         backward_fraction=1 - (1 - BACKWARD_FRACTION.value) * plain / full,
+        collectives_s=(steady - busy * uneven) * (1 + bubble),
         stages=axes.pp,
         words=lambda: words,
     )

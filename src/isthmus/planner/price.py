@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-from isthmus.cost.beside import Beside, checkpoint_s, data_bytes_per_s, waiting_s
+from isthmus.cost.beside import Beside, checkpoint_s, data_bytes_per_s, stopped_share, waiting_s
 from isthmus.cost.efficiency import CHECKPOINT_EVERY
 from isthmus.cost.quality import loss_band
 from isthmus.plan import Candidate, Layout, LossBand, Prediction, Strategy
+from isthmus.planner.band import step_band
 from isthmus.planner.crossing import Crossing, warm_up_extra
 from isthmus.planner.feasibility import added_memory_bytes
 from isthmus.planner.predict import Placed
@@ -81,8 +82,7 @@ def _added(setting: Setting, strategy: Strategy, placed: Placed) -> float:
 def to_candidate(setting: Setting, priced: Priced) -> Candidate:
     """As the plan writes it."""
     compute, step, beside = priced.placed.compute, priced.step_s, priced.beside
-    low, high = setting.machine.band if setting.mfu is None else (None, None)
-    own = step - priced.crossing.exposed_s
+    band = step_band(setting, priced.strategy, priced.placed, priced.crossing, step)
     tokens_per_s = setting.workload.tokens_per_step / step
     prediction = Prediction(
         step_s=step,
@@ -95,8 +95,8 @@ def to_candidate(setting: Setting, priced: Priced) -> Candidate:
         formula=f"{compute.words()}; {priced.crossing.words()}; {_beside_words(setting, beside, tokens_per_s)}",
         waiting_s=beside.waiting_s,
         checkpoint_s=beside.checkpoint_s,
-        step_low_s=None if low is None else own * low + priced.crossing.exposed_s,
-        step_high_s=None if high is None else own * high + priced.crossing.exposed_s,
+        step_low_s=band[0] if band else None,
+        step_high_s=band[1] if band else None,
     )
     return Candidate(
         strategy=priced.strategy,
@@ -111,9 +111,12 @@ def _beside_words(setting: Setting, beside: Beside, tokens_per_s: float) -> str:
     data = data_bytes_per_s(tokens_per_s, setting.regions)
     written = setting.kept_bytes / CHECKPOINT_EVERY.value
     waits = f"waiting for the slower region {show_seconds(beside.waiting_s)}, " if setting.regions > 1 else ""
+    again_s = CHECKPOINT_EVERY.value / 2
+    lost = stopped_share(86400.0, 1800.0, again_s)
     return (
         f"{waits}checkpoints every {show_seconds(CHECKPOINT_EVERY.value)} {show_seconds(beside.checkpoint_s)} a step and "
-        f"{show_bytes(written)}/s of storage, data {show_bytes(data)}/s a region"
+        f"{show_bytes(written)}/s of storage, data {show_bytes(data)}/s a region; "
+        f"not in it: a stop of 30 min a day would cost {lost:.1%}, {show_seconds(again_s)} of it work done again"
     )
 
 
