@@ -273,11 +273,13 @@ class Money(Document):
 class Plan(Document):
     """The chosen strategy and everything needed to check the choice.
 
-    `binds` says which resource the step waits for, by how much the step changes with each.
+    `binds` says which resource the step waits for, by how much the step changes with each. `fabric_parts` are fingerprints of
+    the regions and links it was made for (`fabric.digest`), so that an edited fabric is known as edited; empty in older plans.
     """
 
     version: Literal[1] = 1
     fabric: str
+    fabric_parts: dict[str, str] = Field(default_factory=dict[str, str])
     workload: str
     tokens_per_step: Positive
     strategy: Strategy

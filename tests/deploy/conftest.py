@@ -11,7 +11,7 @@ import pytest
 
 from isthmus.cli import main
 from isthmus.deploy.template import sites_template
-from isthmus.fabric import read_fabric
+from isthmus.fabric import fabric_digests, read_fabric
 from isthmus.keys import make_keys
 from isthmus.plan import Layout, Strategy, save_plan
 from isthmus.runtime.loopback import lone_plan
@@ -34,7 +34,10 @@ def prepare(folder: Path, example: str = "shenzhen-shanghai") -> Path:
     shutil.copy(EXAMPLES / f"{example}.yaml", folder / "fabric.yaml")
     strategy = Strategy(name="local", kind="local-steps", inner_steps=4)
     save_plan(
-        lone_plan(strategy).model_copy(update={"fabric": fabric.name, "layout": Layout(dp=fabric.gpus)}), folder / "plan.yaml"
+        lone_plan(strategy).model_copy(
+            update={"fabric": fabric.name, "fabric_parts": fabric_digests(fabric), "layout": Layout(dp=fabric.gpus)}
+        ),
+        folder / "plan.yaml",
     )
     (folder / "sites.yaml").write_text(filled(sites_template(folder / "fabric.yaml")))
     make_keys([region.name for region in fabric.regions], folder / "keys")

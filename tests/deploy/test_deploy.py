@@ -8,6 +8,7 @@ import pytest
 
 from isthmus.deploy.sites import CoordinatorEntry, KubernetesEntry, NodeEntry, SiteEntry, SitesDocument, SlurmEntry
 from isthmus.deploy.targets import TARGETS
+from isthmus.plan import load_plan
 from isthmus.runtime.environment import read_members
 
 from .conftest import EXAMPLES, Isthmus, deploy_arguments, prepare, tree
@@ -57,6 +58,10 @@ MISUSE = {
     "another size's plan": (
         lambda: _edit("plan.yaml", "dp: 32", "dp: 64"),
         "plan.yaml: lays the model out on 64 GPUs, but fabric.yaml has 32",
+    ),
+    "a plan of another fabric of the same name": (
+        lambda: [_edit("plan.yaml", digest, "0123456789ab") for digest in load_plan("plan.yaml").fabric_parts.values()],
+        "was made for another fabric of the name 'Shenzhen - Shanghai': no region or link is as in fabric.yaml",
     ),
     "a strategy that does not run": (
         lambda: _edit("plan.yaml", "kind: local-steps", "kind: sharded"),
@@ -113,6 +118,16 @@ def test_misuse_is_refused_with_the_reason_and_writes_nothing(given: Path, isthm
     assert (code, out) == (2, "")
     assert reason in errors
     assert not (given / "bundle").exists()
+
+
+def test_a_fabric_edited_since_its_plan_was_made_is_told_by_the_part_that_differs(given: Path, isthmus: Isthmus) -> None:
+    _edit("fabric.yaml", "name:", "# a comment changes nothing\nname:")
+    code, _, errors = isthmus(*deploy_arguments("torchrun"))
+    assert (code, "edited" in errors) == (0, False)
+    _edit("fabric.yaml", "rate: 100 Gb/s", "rate: 90 Gb/s")
+    code, _, errors = isthmus(*deploy_arguments("torchrun"))
+    assert code == 0
+    assert "was edited, or with measured links: shanghai-shenzhen differ" in errors
 
 
 def test_a_bundle_whose_documents_were_changed_is_refused_by_its_check(given: Path, isthmus: Isthmus) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from isthmus.deploy.pieces import Finding
 from isthmus.deploy.request import Request
 from isthmus.errors import InputError
-from isthmus.fabric import wan_routes
+from isthmus.fabric import fabric_digests, wan_routes
 from isthmus.plan import Plan
 from isthmus.runtime.environment import split_address
 from isthmus.runtime.runnable import SURVIVING, require_plan
@@ -39,7 +39,23 @@ def _plan_of_another_fabric(request: Request) -> Iterator[Finding]:
     if ranks != gpus:
         found = f"starts {ranks} ranks, the plan was made for {gpus}"
         yield Finding("warning", str(request.sites.path), found, "see ranks_per_node")
+    yield from _plan_of_an_edited_fabric(plan, request)
     yield from _plan_of_other_links(plan, request)
+
+
+def _plan_of_an_edited_fabric(plan: Plan, request: Request) -> Iterator[Finding]:
+    """Parts whose figures are not those the plan was made for; a fabric of which no part is the same is another one."""
+    made_for, here = plan.fabric_parts, fabric_digests(request.sites.fabric)
+    changed = sorted(name for name in made_for.keys() | here.keys() if made_for.get(name) != here.get(name))
+    if not made_for or not changed:
+        return
+    where, path = str(request.plan_path), request.sites.fabric_path
+    if len(changed) == len(made_for.keys() | here.keys()):
+        found = f"was made for another fabric of the name {plan.fabric!r}: no region or link is as in {path}"
+        yield Finding("error", where, found, f"isthmus plan {path} ... makes one for it")
+        return
+    found = f"was made before {path} was edited, or with measured links: {', '.join(changed)} differ"
+    yield Finding("warning", where, found, "plan anew if its figures are to hold")
 
 
 def _plan_of_other_links(plan: Plan, request: Request) -> Iterator[Finding]:

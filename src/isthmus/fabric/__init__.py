@@ -5,6 +5,7 @@ collective sees, `check_fabric` says what is wrong. The catalogue and the shapes
 """
 
 from isthmus.fabric.checks import check_fabric, check_text
+from isthmus.fabric.digest import fabric_digests
 from isthmus.fabric.edit import edited, fabric_paths, is_fabric_path
 from isthmus.fabric.entries import (
     Entry,
@@ -45,6 +46,7 @@ __all__ = [
     "edited",
     "entries",
     "entry",
+    "fabric_digests",
     "fabric_paths",
     "fibre_rtt_s",
     "gpu",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from isthmus.cost.collectives_constants import Constants
 from isthmus.cost.money import bill
 from isthmus.errors import InfeasibleError
-from isthmus.fabric import Fabric
+from isthmus.fabric import Fabric, fabric_digests
 from isthmus.plan import Candidate, Plan
 from isthmus.planner.breaks import binding, break_even
 from isthmus.planner.explain import rule_of_thumb, why
@@ -76,6 +76,7 @@ def choose_plan(
     assert winner.prediction is not None
     return Plan(
         fabric=fabric.name,
+        fabric_parts=fabric_digests(fabric),
         workload=workload.name,
         tokens_per_step=workload.tokens_per_step,
         strategy=winner.strategy,
