@@ -1,21 +1,14 @@
-"""The README's examples: what it shows is what the program prints, and what it names exists."""
+"""The README's examples: what it shows is what the program prints, and what it names exists (commands: test_readme_commands)."""
 
 import re
 import shlex
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
-import pytest
-
-from isthmus.cli import COMMANDS
-
 ROOT = Path(__file__).parents[2]
-MODULES = {"try": "try_"}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INDENTED = [block for block in re.split(r"\n\s*\n", README) if block.startswith("    ")]
-LINES = [line.strip() for block in INDENTED for line in block.splitlines()]
 
 
 def isthmus_run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -31,16 +24,6 @@ def test_an_example_with_output_prints_exactly_that() -> None:
         first, *rest = (line[4:] for line in block.splitlines())
         done = isthmus_run(shlex.split(first.removeprefix("$ isthmus")))
         assert (done.stdout + done.stderr).rstrip() == "\n".join(rest).rstrip()
-
-
-@pytest.mark.parametrize("line", [line for line in LINES if line.startswith("isthmus ")])
-def test_every_command_line_names_a_command_and_options_that_exist(line: str) -> None:
-    words = shlex.split(re.split(r"#| > ", line)[0])
-    assert words[1] in COMMANDS
-    options = [word for word in words[2:] if word.startswith("-")]
-    nested = getattr(import_module(f"isthmus.cli.{MODULES.get(words[1], words[1])}"), "SUBCOMMANDS", {})
-    text = isthmus_run([*words[1 : 3 if words[2] in nested else 2], "--help"]).stdout
-    assert [option for option in options if option not in text] == []
 
 
 def test_the_training_script_is_python_and_uses_names_that_exist() -> None:
