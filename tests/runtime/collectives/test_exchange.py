@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 
+from isthmus.runtime.chaos import _FlippedRail
 from isthmus.runtime.codecs.coding import encoded_bytes
 from isthmus.runtime.codecs.feedback import Draft, ErrorFeedback
 from isthmus.runtime.collectives.exchange import Exchange, ExchangeOptions, exchange_mean
@@ -105,6 +106,24 @@ def test_near_regions_add_up_a_half_each_and_far_ones_all_with_the_same_bits(mon
     for found in in_regions(2, work):
         for result in found:
             assert (result.numpy() == mean).all()
+
+
+@pytest.mark.parametrize("codec", ["none", "int8", "int4"])
+@pytest.mark.parametrize("regions", [2, 3, 4])
+@pytest.mark.parametrize("byte", [None, 3, 703])
+def test_a_bit_that_turns_over_after_the_checks_shows_in_the_replicas_or_in_the_tally(regions, codec, byte):
+    def work(rail):
+        rail.proves = True
+        shard, out = shard_of(rail.region, 8_192), torch.empty(8_192)
+        used = rail if byte is None or rail.region else _FlippedRail(rail, byte)
+        exchange_mean(used, shard, message_tag(0, 0, 0, 0), ExchangeOptions(codec=codec), out)
+        rail.flush()
+        return fingerprint([out]), rail.take_tally()
+
+    digests, tallies = zip(*in_regions(regions, work), strict=True)
+    assert (len(set(digests)) == 1 and sum(tallies) % 2**64 == 0) == (byte is None)
+    if byte is not None and regions > 2:
+        assert sum(tallies) % 2**64, "what everybody agrees on is wrong, and only the tally can tell"
 
 
 @pytest.mark.parametrize("regions", [2, 3])

@@ -59,6 +59,9 @@ class Member:
         for name in generation.regions:
             total += found[name]
         self.fault("voting", number)
+        if self.order.get("unseen", {}).get(str(number), 0):  # what it added up was sent otherwise, and all agree on the sum
+            self.order["unseen"][str(number)] -= 1
+            next(iter(rails.values())).note_added(mine)
         digest = fingerprint([self.vector + total])
         flip = self.order.get("flip", {}).get(str(number), 0)
         if flip:

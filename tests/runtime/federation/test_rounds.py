@@ -159,6 +159,15 @@ def test_a_wrong_result_is_never_committed_and_the_round_is_repeated_by_all(fede
     assert {row["attempts"] for row in run.rows("a") if row["round"] == 10} == {3}
 
 
+def test_a_sum_of_what_was_not_sent_is_never_committed_though_all_agree_on_it(federate: Any) -> None:
+    run = federate("abc", rounds=30)
+    run.restart("b", unseen={"10": 2})
+    run.finish()
+    for name in "abc":
+        run.count_once(name)
+    assert {row["attempts"] for row in run.rows("a") if row["round"] == 10} == {3}
+
+
 def test_a_region_whose_results_are_always_wrong_is_named_and_the_others_go_on(federate: Any) -> None:
     run = federate("abc", rounds=30)
     run.restart("b", flip={"10": 99})

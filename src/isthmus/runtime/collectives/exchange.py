@@ -9,6 +9,9 @@ the sums. Without a codec that changes no bit. What comes of the others' parts t
 
 Products and sums are separate float32 roundings in a fixed order (no fused multiply-add), so unlike machines agree.
 
+Of two passes a wrong bit in what came to the owner would be everybody's: it notes what it adds up, the others what they sent
+(`Rail.take_tally`), and rounds compare.
+
 An exchange can be tried again, with the same or other regions, when it was given an `out` other than the shard and a
 `Draft` of the residuals: until the draft is committed nothing is changed that the next attempt needs. What the sum's own
 encoding leaves out (R >= 3) is owed by the owner of that part as if its own vector had lacked it, so residuals mean the
@@ -160,7 +163,10 @@ class Exchange:
             for peer in peers_of(self._rail):
                 self._expect_result(peer)
         for peer in peers_of(self._rail):
-            self._send(peer, self._tag, self._encoded(self._bounds[peer], self._part(peer), 0))
+            data = self._encoded(self._bounds[peer], self._part(peer), 0)
+            if data.numel():
+                self._rail.note_sent(data)
+            self._send(peer, self._tag, data)
 
     def reduce(self) -> None:
         """In two passes: add up the part this region owns, and send the result to the others. In one: wait for the other's.
@@ -277,6 +283,8 @@ class Exchange:
     def _decoded(self, region: int, elements: int) -> torch.Tensor:
         if elements:
             self._receives[region].wait()
+            if self.passes == 2:  # nobody else adds these up, so no other replica could differ
+                self._rail.note_added(self._arrived[region])
             return self._decode(self._arrived[region], elements)
         return torch.empty(0)
 

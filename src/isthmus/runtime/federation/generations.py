@@ -189,6 +189,8 @@ class Generations:
             if min(self._ranks.gather(int(error is None))) == 1:
                 assert rails is not None
                 self.rails = rails
+                for rail in rails.values():
+                    rail.proves = True
                 self._alarm.arm(self._epoch)
                 return True
             _close_aside(rails or {}, PeerLostError("another rank of the region could not open its rails"))

@@ -160,15 +160,19 @@ class Rounds(Generations):
             self._alarm.ring(self._epoch, str(caught))
         held = min(self._ranks.gather(int(error is None))) == 1
         digests = self._ranks.gather(result.digest if result is not None else 0)
+        tally = sum(self._ranks.gather(sum(rail.take_tally() for rail in self.rails.values()) % 2**64)) % 2**64
         if not held or result is None or len(set(digests)) > 1:
-            calls.vote(Vote(self.round, False, 0, 0), wait=False)
+            calls.vote(Vote(self.round, False, 0, 0, 0), wait=False)
             if held:
                 error = ReplicaMismatchError(f"the ranks of region {self.environment.region} came to different results")
             outcome = MISMATCH if held else BROKEN
             return _Tried(outcome, error=error or PeerLostError("another rank of this region lost a peer"))
         counted = {self.generation.regions[peer]: count for peer, count in others.items()} | {self.environment.region: tokens}
         self._voted = Voted(result, {region: counted[region] for region in self.generation.regions})
-        return self._hear(calls, Vote(self.round, True, result.digest, comers))
+        tried = self._hear(calls, Vote(self.round, True, result.digest, comers, tally))
+        if tried.outcome == MISMATCH and tried.digests is None:
+            self._voted = None  # all regions hold the same wrong result: as their records stand, it would be taken for good
+        return tried
 
     def _find_late(self, calls: Calls) -> int:
         """Regions that did not begin within the grace, as bits in the order of the members; equal on all ranks."""
@@ -183,7 +187,7 @@ class Rounds(Generations):
 
     def _hear(self, calls: Calls, mine: Vote) -> _Tried:
         votes = calls.vote(mine)
-        outcome, comers, digests = BROKEN, mine.comers, None
+        outcome, comers, digests, changed = BROKEN, mine.comers, None, False
         if votes is not None:
             digests = {self.generation.regions[peer]: vote.digest for peer, vote in votes.items() if vote.held}
             digests[self.environment.region] = mine.digest
@@ -193,6 +197,8 @@ class Rounds(Generations):
                 outcome = FAILED
             else:
                 outcome = HELD if len(set(digests.values())) == 1 else MISMATCH
+                if outcome == HELD and sum((mine.tally, *(vote.tally for vote in votes.values()))) % 2**64:
+                    outcome, changed = MISMATCH, True
         if outcome != HELD:
             # A rank that waits for votes on a rail that is sound, but whose peers will not vote, is to wait no longer.
             self._alarm.ring(self._epoch, "the round failed on another rank")
@@ -200,7 +206,9 @@ class Rounds(Generations):
         agreed = max(outcomes)
         comers = self._ranks.gather(comers)[outcomes.index(agreed)] if agreed == HELD else 0
         error = None if agreed == HELD else PeerLostError(self._why_broken())
-        return _Tried(agreed, comers, error=error, digests=digests if agreed == MISMATCH else None)
+        if changed:
+            error = ReplicaMismatchError("what a region added up is not what the others sent: memory changed on the way")
+        return _Tried(agreed, comers, error=error, digests=digests if agreed == MISMATCH and not changed else None)
 
     def _why_broken(self) -> str:
         found = [f"{name}: {error}" for rail in self.rails.values() for name, error in rail.errors.items()]

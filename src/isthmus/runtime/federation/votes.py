@@ -17,7 +17,7 @@ __all__ = ["Calls", "Vote", "say_bye"]
 
 _HERE, _VOTE, _BYE = range(TAG_LIMIT - 11, TAG_LIMIT - 8)
 _HERE_LAYOUT = struct.Struct("<QQ")
-_VOTE_LAYOUT = struct.Struct("<QQQQ")
+_VOTE_LAYOUT = struct.Struct("<QQQQQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +29,24 @@ class Vote:
         held: All ranks hold one result; else it could not be computed there.
         digest: Of the result.
         comers: Regions that this one would let in after the round, as bits.
+        tally: Of all its rails (`Rail.take_tally`); those of all regions sum to 0 modulo 2^64.
     """
 
     round: int
     held: bool
     digest: int
     comers: int
+    tally: int
 
     def pack(self) -> bytes:
-        """32 bytes."""
-        return _VOTE_LAYOUT.pack(self.round, int(self.held), self.digest, self.comers)
+        """40 bytes."""
+        return _VOTE_LAYOUT.pack(self.round, int(self.held), self.digest, self.comers, self.tally)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray) -> "Vote":
-        """The vote in 32 bytes."""
-        number, held, digest, comers = _VOTE_LAYOUT.unpack(data)
-        return cls(number, bool(held), digest, comers)
+        """The vote in 40 bytes."""
+        number, held, digest, comers, tally = _VOTE_LAYOUT.unpack(data)
+        return cls(number, bool(held), digest, comers, tally)
 
 
 class Calls:

@@ -17,7 +17,7 @@ from typing import Final
 import torch
 
 from isthmus.runtime.environment import Members
-from isthmus.runtime.hashing import bytes_of
+from isthmus.runtime.hashing import bytes_of, fingerprint
 from isthmus.runtime.wan.door import Door, Newcomer, demand_keys
 from isthmus.runtime.wan.frames import PeerLostError, RailError, federation_id
 from isthmus.runtime.wan.link import Link, LinkOptions
@@ -121,6 +121,7 @@ class Rail:
         self.names = tuple(region.name for region in opening.members.regions)
         self.timeout_s, self.generation = opening.timeout_s, opening.generation
         self._opening, self._door, self._owns_door = opening, door, owns_door
+        self.proves, self._tally = False, 0
         heartbeat_s = options.heartbeat_s or options.detect_s / 5
         link_options = LinkOptions(
             heartbeat_s=heartbeat_s,
@@ -278,6 +279,25 @@ class Rail:
         ticket = Ticket(f"{link.name}, receiving tag {tag:#x}", view.nbytes, self.timeout_s, link.hearing_s)
         link.inbox.post(tag, view, ticket)
         return ticket
+
+    def note_sent(self, data: torch.Tensor) -> None:
+        """Where the rail `proves`: these bytes go to another region, which alone adds them up (`take_tally`)."""
+        if self.proves:
+            self._tally = (self._tally + fingerprint([data])) % 2**64
+
+    def note_added(self, data: torch.Tensor) -> None:
+        """The same of bytes that came, at the moment when they are added up."""
+        if self.proves:
+            self._tally = (self._tally - fingerprint([data])) % 2**64
+
+    def take_tally(self) -> int:
+        """Fingerprints of all bytes noted as sent less those of all noted as added, modulo 2^64, since the last call.
+
+        The sum over all regions is 0 if, and but for a chance of 2^-64 only if, what was added up is what was sent: a bit that
+        turns over in memory after a frame's checksum, or after decryption, is found here though all replicas agree.
+        """
+        tally, self._tally = self._tally, 0
+        return tally
 
     def agreed_rtt_s(self, peer: int) -> float:
         """The round trip that the caller's kernel found when the link opened: the same number at both ends."""
