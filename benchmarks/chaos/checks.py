@@ -10,6 +10,7 @@
 """
 
 import itertools
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
@@ -216,11 +217,13 @@ def _last_rounds(part: Stretch, count: int) -> list[Line]:
     return part.rounds[len(part.rounds) - count :]
 
 
-def worst_gap_s(history: History, region: str, since_s: float, until_s: float) -> float:
-    """The longest time between two steps of a region's first rank that overlaps [since_s, until_s]."""
+def worst_gap_s(history: History, region: str, since_s: float, until_s: float, next_s: float = math.inf) -> float:
+    """The longest time between two steps of a region's first rank that overlaps [since_s, until_s], as far as it lies before
+    `next_s`, when the next fault begins: what comes then is that one's.
+    """
     times = sorted(line["t"] for stretch in history.ranks[region, 0] for line in stretch.steps.values())
-    gaps = [after - before for before, after in itertools.pairwise(times) if after > since_s and before < until_s]
-    return max(gaps, default=0.0)
+    pairs = [(before, after) for before, after in itertools.pairwise(times) if after > since_s and before < until_s]
+    return max((min(after, next_s) - before for before, after in pairs), default=0.0)
 
 
 def _idle(history: History, played: list[Happened], rules: Rules) -> list[Finding]:
@@ -229,11 +232,12 @@ def _idle(history: History, played: list[Happened], rules: Rules) -> list[Findin
         times = sorted(line["t"] for stretch in history.ranks[region, 0] for line in stretch.steps.values())
         gaps = [after - before for before, after in itertools.pairwise(times)]
         usual_s = statistics.quantiles(gaps, n=20)[-1] if len(gaps) > 20 else 0.0
-        for each in played:
+        for each, following in itertools.zip_longest(played, played[1:]):
             if region == each.fault.region:
                 continue
             allowed_s = rules.detect_s + 1.0 + usual_s + _more_s(each.fault, rules, history.regions())
-            gap_s = worst_gap_s(history, region, each.began_s, each.healed_s)
+            next_s = following.began_s if following else math.inf
+            gap_s = worst_gap_s(history, region, each.began_s, each.healed_s, next_s)
             if gap_s > allowed_s:
                 what = f"fault {each.fault.number} ({each.fault.kind})"
                 found.append(Finding("idle", f"{region} stood still for {gap_s:.1f} s at {what}, allowed {allowed_s:.1f} s"))

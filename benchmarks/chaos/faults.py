@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-__all__ = ["KINDS", "MODES", "Fault", "Kind", "Mode", "Scenario", "draw", "side_of"]
+__all__ = ["KINDS", "LAST_STEPS", "MODES", "Fault", "Kind", "Mode", "Scenario", "draw", "side_of"]
 
 T = TypeVar("T")
 Kind = Literal[
@@ -37,6 +37,7 @@ STORES: tuple[Store, ...] = ("coordinator", "etcd")
 CODECS: tuple[Literal["none", "int8", "int4"], ...] = ("none", "int8", "int4")
 NAMES, WIDE = ("ash", "birch", "cedar", "elm"), "birch"  # that one has two ranks
 FREEZE_S, PARTITION_S = 20.0, 6.0
+LAST_STEPS = 320  # from the last fault to the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

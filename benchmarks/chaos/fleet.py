@@ -34,7 +34,8 @@ CHECKPOINT_BYTES, CHECKPOINT_STEPS = 48 << 20, 20  # room for all of a run's che
 class Setup:
     """What a fleet is started with: where its files go, and, where nothing is to be done to it, its last step.
 
-    Without faults it goes as fast as it can, over better links and without proxies.
+    Without faults it goes as fast as it can, over better links and without proxies; with a grace, at the pace of the others and
+    over links like theirs.
     """
 
     folder: Path
@@ -159,8 +160,8 @@ class Fleet:
         """Start all ranks of a region, with their proxies."""
         calm = self.setup.calm_steps is not None
         options = {
-            "batch": BATCH, "step_s": 0.0 if calm else STEP_S, "seed": self.scenario.seed, "end": str(self.setup.folder / "end"),
-            "checkpoint_steps": 0 if calm else CHECKPOINT_STEPS,
+            "batch": BATCH, "step_s": 0.0 if calm and self.scenario.mode != "grace" else STEP_S, "seed": self.scenario.seed,
+            "end": str(self.setup.folder / "end"), "checkpoint_steps": 0 if calm else CHECKPOINT_STEPS,
         }  # fmt: skip
         for rank in range(self.scenario.regions[region]):
             host, key, name = self.tunnel.address(region, rank), (region, rank), f"{region}-{rank}"

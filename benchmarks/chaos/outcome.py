@@ -58,10 +58,11 @@ def describe(scenario: Scenario) -> str:
     return f"{regions}, {way}, {'TLS' if scenario.tls else 'plain'}"
 
 
-def row_of(each: Happened, history: History) -> dict[str, Any]:
+def row_of(each: Happened, history: History, next_s: float) -> dict[str, Any]:
     """One fault for the report: seconds until all were together again and that survivors stood still, tokens that were lost.
 
-    `lost_tokens`: of the window of the region that was struck; `given_up_tokens`: rounds of branches that gave way.
+    `next_s`: when the next one began. `lost_tokens`: of the window of the region that was struck; `given_up_tokens`: rounds of
+    branches that gave way.
     """
     fault = each.fault
     others = [region for region in history.regions() if region != fault.region]
@@ -76,7 +77,7 @@ def row_of(each: Happened, history: History) -> dict[str, Any]:
     }
     return asdict(fault) | {
         "healed_s": each.healed_s - each.began_s, "lost_tokens": max([*own, 0]), "given_up_tokens": sum(given_up.values()),
-        "idle_s": max((worst_gap_s(history, region, each.began_s, each.healed_s) for region in others), default=0.0),
+        "idle_s": max((worst_gap_s(history, region, each.began_s, each.healed_s, next_s) for region in others), default=0.0),
     }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaos.checks import Happened
-from chaos.faults import Fault, Kind, side_of
+from chaos.faults import LAST_STEPS, Fault, Kind, side_of
 from chaos.fleet import STEP_S, WITNESS, Fleet, inner_steps
 from chaos.history import Follower
 from isthmus.emulate import EmulatedLink
@@ -17,7 +17,7 @@ __all__ = ["Player", "StuckError"]
 
 START_LIMIT_S, HEAL_LIMIT_S, HANG_LIMIT_S, END_LIMIT_S = 60.0, 45.0, 20.0, 240.0
 QUIET_ROUNDS = 2
-LAST_STEPS = 320  # from the last fault to the end
+
 LOSS = 0.05
 SYNC_BYTES = 15_000  # on the wire since the window's end: a sync, not signs of life
 POLL_S = 0.01

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from chaos.faults import LAST_STEPS
 from isthmus.runtime.cluster import Cluster, join
 from isthmus.runtime.demo.data import TextWindows, read_corpus
 from isthmus.runtime.demo.model import PRESETS, ByteGPT, next_byte_loss
@@ -55,7 +56,7 @@ def main(options: dict[str, Any]) -> None:
     """Train from start to orderly end.
 
     Options: `batch` windows a step, `step_s` its least time, `seed` of the order of the data, `end` a file with the last step's
-    number (there from the start, or long before that step; once it is there, steps are as fast as they can be), and
+    number (there from the start, or long before that step; the last `LAST_STEPS` are as fast as they can be), and
     `checkpoint_steps` (0: none). The learning rate goes down to nothing over the last `DECAY_STEPS`.
     """
     faulthandler.register(signal.SIGUSR2)  # asked for where a run is stuck
@@ -81,9 +82,9 @@ def train(cluster: Cluster, options: dict[str, Any]) -> None:
             last = int(end.read_text(encoding="utf-8")) if end.exists() else None
             cluster.step(model, batch, next_byte_loss)
             cluster.clip_gradients(model, 1.0)
-            if last is None:
+            if last is None or cluster.trained_steps < last - LAST_STEPS:
                 time.sleep(max(0.0, begun_s + options["step_s"] - time.monotonic()))
-            else:
+            if last is not None:
                 optimizer.param_groups[0]["lr"] = LR * min(1.0, max(0.0, last - cluster.trained_steps) / DECAY_STEPS)
             begun_s = time.monotonic()
             optimizer.step()

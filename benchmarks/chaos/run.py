@@ -11,6 +11,7 @@ runs, one freeze, other waits shortened. With `--results` runs are kept in a fil
 """
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -67,7 +68,9 @@ def run_scenario(scenario: Scenario, nursery: Nursery, folder: Path) -> Outcome:
         window_tokens=window_tokens(scenario),
     )  # fmt: skip
     outcome.findings += check(history, happened, rules)
-    outcome.rows, outcome.left = [row_of(each, history) for each in happened], list(scenario.faults[len(happened) :])
+    begins = [*(each.began_s for each in happened[1:]), math.inf]
+    outcome.rows = [row_of(each, history, next_s) for each, next_s in zip(happened, begins, strict=False)]
+    outcome.left = list(scenario.faults[len(happened) :])
     outcome.step, outcome.loss = final_loss(history)
     outcome.tokens = max(((line["t"], line["total"]) for _, _, line in history.rounds()), default=(0.0, 0))[1]
     outcome.seconds = time.monotonic() - begun_s
@@ -104,9 +107,13 @@ def final_loss(history: History) -> tuple[int, float | None]:
 
 
 def calm_loss(scenario: Scenario, steps: int, nursery: Nursery, folder: Path) -> float:
-    """Held-out loss of the same run without faults after `steps`; the store, TLS and the links' speed cannot matter to it."""
+    """Held-out loss of the same run without faults after `steps`; the store and TLS cannot matter to it.
+
+    Nor can the links' speed, but with a grace: there regions train on while a round is under way, so that windows are as long
+    as rounds take.
+    """
     begun_s, plain = time.monotonic(), replace(scenario, partition="wait", store="coordinator", tls=False, faults=())
-    with open_tunnel(nodes_of(plain), links_of(plain, calm=True)) as tunnel:
+    with open_tunnel(nodes_of(plain), links_of(plain, calm=scenario.mode != "grace")) as tunnel:
         fleet = Fleet(tunnel, nursery, plain, Setup(folder=folder, calm_steps=steps))
         try:
             fleet.start()
@@ -146,9 +153,7 @@ def chosen(arguments: argparse.Namespace) -> tuple[Scenario, ...]:
     if os.geteuid() != 0 and "disk-full" not in left_out:
         print("chaos: disk-full faults are left out: a small file system to fill is root's to mount", file=sys.stderr)
         left_out.add("disk-full")
-    return tuple(
-        replace(each, faults=tuple(fault for fault in each.faults if fault.kind not in left_out)) for each in scenarios
-    )
+    return tuple(replace(each, faults=tuple(fault for fault in each.faults if fault.kind not in left_out)) for each in scenarios)
 
 
 def main() -> int:

@@ -51,6 +51,27 @@ def test_a_region_takes_over_the_others_state_and_trains_on_with_them(world: Any
         assert counted + discarded == 10 * steps
 
 
+def test_a_state_saved_while_its_round_turns_out_void_is_the_one_that_was_taken_over(world: Any) -> None:
+    rule = world.strategy(4, 3, NESTEROV, fragments=2, codec="int4")
+
+    def work(region: int, link: Any) -> Any:
+        sync = LocalSync(world.parameters(SIZES), link, rule)
+        link.keeper, steps = sync, 0
+        while sync.steps < 16:
+            world.move(sync.parameters, region, steps)
+            sync.after_step(10)
+            steps += 1
+            assert isinstance(sync.state_dict(), dict)
+        sync.flush()
+        return fingerprint(sync.parameters), fingerprint(sync.loop.outer), steps, sync.discarded_tokens, sum(link.tokens)
+
+    first, second = world.in_regions([1, 1], work, rule, takeovers={2: 1})
+    assert first[:2] == second[:2]
+    assert second[3] > 0, "nothing was taken over"
+    for _, _, steps, discarded, counted in (first, second):
+        assert counted + discarded == 10 * steps
+
+
 def test_a_region_with_nothing_to_bring_does_not_count_in_the_mean(world: Any) -> None:
     # Averaging, K = 2: in round 1 region 1 takes over and brings nothing, so the mean is region 0's own, undiluted.
     rule = world.strategy(2)

@@ -29,7 +29,7 @@ import torch
 from isthmus.errors import InputError
 from isthmus.runtime.codecs.feedback import ErrorFeedback
 from isthmus.runtime.local_steps.fragments import Fragment, cut
-from isthmus.runtime.local_steps.outer import Arrival
+from isthmus.runtime.local_steps.outer import Arrival, RejoinedError
 
 if TYPE_CHECKING:
     from isthmus.runtime.local_steps.sync import LocalSync
@@ -46,7 +46,7 @@ def state_of(sync: "LocalSync") -> dict[str, Any]:
 
 def _state_of(sync: "LocalSync") -> dict[str, Any]:
     """No round is under way, or its result is awaited."""
-    arrivals = {one.fragment.number: arrival for one in sync.pending if (arrival := sync.arrival_of(one)) is not None}
+    arrivals = _arrivals(sync)
     loop, feedback = sync.loop, sync.loop.feedback
     pending = [{"fragment": one.fragment.number, "began": one.began, "due": one.due} for one in sync.pending]
     record = {
@@ -83,6 +83,26 @@ def _state_of(sync: "LocalSync") -> dict[str, Any]:
         state["sent"] = _by_parameter(sync, {one.fragment.number: one.sent for one in sync.pending})
         state["arrived"] = _by_parameter(sync, {number: arrival.outer for number, arrival in arrivals.items()})
     return state
+
+
+def _arrivals(sync: "LocalSync") -> dict[int, Arrival]:
+    """Results of the rounds under way, by fragment; none where the others' state was taken over meanwhile, which is then this
+    rank's.
+    """
+    found: dict[int, Arrival] = {}
+    for one in tuple(sync.pending):
+        try:
+            arrival = sync.arrival_of(one)
+        except RejoinedError:
+            while sync.pending[0] is not one:  # these were committed: their tokens are not lost
+                before = sync.pending.popleft()
+                if before.fragment.number not in found:
+                    sync.fresh_tokens += before.fresh_tokens
+            sync.catch_up()
+            return {}
+        if arrival is not None:
+            found[one.fragment.number] = arrival
+    return found
 
 
 def load_state(sync: "LocalSync", state: Mapping[str, Any]) -> None:
