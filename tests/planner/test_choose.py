@@ -26,6 +26,8 @@ from isthmus.planner.rank import TOLERANCE, first_choice, rank, standing
 from isthmus.planner.setting import make_setting
 from isthmus.planner.ways import over_all, readiness, risk_words, runs, ways
 from isthmus.planner.words import layout_words
+from isthmus.runtime.environment import Members, RankEnvironment
+from isthmus.runtime.runnable import require_plan
 from isthmus.units import show_seconds
 from isthmus.workload import Workload, flop_per_token, read_workload
 
@@ -349,3 +351,27 @@ def test_a_copy_over_all_regions_never_needs_more_memory_than_one_in_each(worklo
     assert over_all(spread)
     for axes in layouts(setting, spread):
         assert replica_memory_bytes(setting, axes, True) <= replica_memory_bytes(setting, axes, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "workload"),
+    [("shenzhen-shanghai", "llama-3-8b"), ("singapore-tokyo", "llama-3-8b"), ("beijing-shenzhen-shanghai", "tiny")],
+)
+def test_a_plan_of_what_can_be_run_holds_nothing_that_the_runtime_refuses(name: str, workload: str) -> None:
+    fabric = read_fabric(f"examples/{name}.yaml")
+    plan = choose_plan(fabric, read_workload(workload), only_runnable=True)
+    priced = [(plan.strategy, plan.layout), *((each.strategy, each.layout) for each in plan.alternatives if each.prediction)]
+    members = Members.model_validate(
+        {
+            "regions": [
+                {"name": each.name, "rails": [f"h{each.name}:{port + 1}" for port in range(each.gpus)]} for each in fabric.regions
+            ]
+        }
+    )
+    place = RankEnvironment(
+        rank=0, world_size=members.regions[0].ranks, master=None, region=members.regions[0].name, region_index=0, members=members,
+        plan_path=None, metrics_dir=None, blocks=None,
+    )  # fmt: skip
+    for strategy, layout in priced:
+        require_plan(place, plan.model_copy(update={"strategy": strategy, "layout": layout}), "plan")
+    assert all(each.refused for each in plan.alternatives if each.strategy.kind == "sharded")

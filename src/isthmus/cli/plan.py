@@ -34,6 +34,8 @@ isthmus plan examples/shenzhen-shanghai-8.yaml examples/workloads/gpt3-175b-1024
 
 isthmus plan examples/singapore-tokyo.yaml llama-3-70b --json
 
+isthmus plan examples/shenzhen-shanghai.yaml llama-3-8b --runnable -o plan.yaml      # for isthmus run and deploy
+
 isthmus plan examples/singapore-tokyo.yaml llama-3-8b --max-loss 0.5% --all
 
 isthmus plan examples/shenzhen-shanghai.yaml llama-3-8b --vary wan.rate=1..400Gb/s --vary rtt=1..100ms
@@ -67,6 +69,9 @@ def plan(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the comma
     calibration: Annotated[
         Path | None, typer.Option("--calibration", help="From isthmus calibrate: what your own links reach.")
     ] = None,
+    runnable: Annotated[
+        bool, typer.Option("--runnable", help="Weigh only what isthmus run trains whole; no tensor parallelism, ZeRO 1 ...")
+    ] = False,
     all_: Annotated[bool, typer.Option("--all", help="Show every strategy, also those that another beats in every way.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON on stdout.")] = False,
 ) -> None:
@@ -75,9 +80,7 @@ def plan(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the comma
     The quickest step wins; of the strategies within a few per cent of it, the one that risks the loss least. Each is taken with
     its best settings (bucket size, codec, fragments, delay) on its best layout.
     """
-    for option, path in (("--output", output), ("--report", report)):
-        if path is not None:
-            _check_output(option, path)
+    _check_outputs(output, report, variations, runnable=runnable)
     loss_max, trained = _share(max_loss), read_workload(workload)
     constants = read_calibration(calibration) if calibration else None
     text, measured = read_text(fabric), read_measured_links(calibration).wan if calibration else {}
@@ -86,14 +89,13 @@ def plan(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the comma
         text = edited(text, str(fabric), link_changes(measured))
     described = parse_fabric(text, str(fabric))
     if variations:
-        if output is not None:
-            raise InputError("--vary", "answers with a table, not with one plan", "leave out --output")
         varied = _vary((text, str(fabric)), trained, variations, (loss_max, constants), as_json)
         if report is not None:
             chosen = _with_links(choose_plan(described, trained, loss_max, constants), measured, stated)
             _report(chosen, (described, trained), report, (constants, varied))
         return
-    chosen = _with_links(choose_plan(described, trained, loss_max, constants), measured, stated)
+    chosen = choose_plan(described, trained, loss_max, constants, only_runnable=runnable)
+    chosen = _with_links(chosen, measured, stated)
     _warn(fabric)
     if output is not None:
         _write(chosen, output)
@@ -162,6 +164,16 @@ def _vary(
     for part in vary_table(varied):
         console.print(part)
     return varied
+
+
+def _check_outputs(output: Path | None, report: Path | None, variations: list[str] | None, *, runnable: bool) -> None:
+    for option, path in (("--output", output), ("--report", report)):
+        if path is not None:
+            _check_output(option, path)
+    if variations and output is not None:
+        raise InputError("--vary", "answers with a table, not with one plan", "leave out --output")
+    if runnable and (variations or report):
+        raise InputError("--runnable", f"is not for {'--vary' if variations else '--report'}", "it chooses the one plan to run")
 
 
 def _check_output(option: str, output: Path) -> None:

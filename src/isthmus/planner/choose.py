@@ -42,6 +42,8 @@ def weigh(
     loss_max: float | None = None,
     known: Known | None = None,
     constants: Constants | None = None,
+    *,
+    only_runnable: bool = False,
 ) -> Weighed:
     """Every strategy on `fabric`, ranked; no explanation.
 
@@ -51,11 +53,12 @@ def weigh(
         loss_max: Refuse strategies whose loss band ends higher; None refuses none.
         known: Layouts already worked out for a fabric that differs only in its WAN; added to.
         constants: Of a calibration; None for the shipped efficiencies.
+        only_runnable: Leave out what `isthmus run` does not train whole, strategies and layouts.
 
     Raises:
         InfeasibleError: The model does not fit all GPUs together, or no strategy is left.
     """
-    setting = make_setting(fabric, workload, constants)
+    setting = make_setting(fabric, workload, constants, only_runnable=only_runnable)
     check_fabric(setting)
     weighing = weigh_all(setting, {} if known is None else known, loss_max)
     if not weighing.priced:
@@ -65,11 +68,16 @@ def weigh(
 
 
 def choose_plan(
-    fabric: Fabric, workload: Workload, loss_max: float | None = None, constants: Constants | None = None
+    fabric: Fabric,
+    workload: Workload,
+    loss_max: float | None = None,
+    constants: Constants | None = None,
+    *,
+    only_runnable: bool = False,
 ) -> Plan:
     """The plan for training `workload` on `fabric`, with every strategy weighed beside it. Arguments and errors of `weigh`."""
     known: Known = {}
-    weighed = weigh(fabric, workload, loss_max, known, constants)
+    weighed = weigh(fabric, workload, loss_max, known, constants, only_runnable=only_runnable)
     setting, refused = weighed.setting, list(weighed.refused)
     ranked = [to_candidate(setting, each) for each in weighed.ranked]
     winner = ranked[0]

@@ -12,7 +12,7 @@ from isthmus.planner.candidates import layouts, whole_batch
 from isthmus.planner.crossing import Compute
 from isthmus.planner.inside import InRegion, in_region, steady_s
 from isthmus.planner.setting import Setting
-from isthmus.planner.ways import over_all
+from isthmus.planner.ways import layout_of, over_all, runs
 from isthmus.units import show_bytes, show_seconds
 from isthmus.workload import Axes, Layouts, flop_per_token, layout_memory, micro_batches
 from isthmus.workload.axes import stage_blocks
@@ -66,9 +66,15 @@ Known = dict[str, Places]
 def place(setting: Setting, strategy: Strategy, known: Known) -> Places:
     """The layouts of `strategy`; strategies with a replica in each region share theirs. Adds to `known`."""
     key = strategy.name if strategy.kind == "sharded" else "pipeline" if strategy.kind == "pipeline" else "replicas"
+    key = f"{strategy.kind}, run whole" if setting.only_runnable else key
     if key not in known:
         spread = over_all(strategy)
         found = list(layouts(setting, strategy))
+        if setting.only_runnable:
+            found = [axes for axes in found if runs(strategy, layout_of(axes), setting.regions)]
+        if not found:
+            known[key] = Places(fitting=(), leanest=None)
+            return known[key]
         columns, memory = _columns(setting, found, spread)
         rows = [row for row, needed in enumerate(memory) if needed <= setting.usable_memory_bytes]
         fitting = [found[row] for row in rows]

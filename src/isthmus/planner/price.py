@@ -5,18 +5,17 @@ from dataclasses import dataclass
 from isthmus.cost.beside import Beside, checkpoint_s, data_bytes_per_s, stopped_share, waiting_s
 from isthmus.cost.efficiency import CHECKPOINT_EVERY
 from isthmus.cost.quality import loss_band
-from isthmus.plan import Candidate, Layout, LossBand, Prediction, Strategy
+from isthmus.plan import Candidate, LossBand, Prediction, Strategy
 from isthmus.planner.band import step_band
 from isthmus.planner.crossing import Crossing, warm_up_extra
 from isthmus.planner.feasibility import added_memory_bytes
 from isthmus.planner.predict import Placed
 from isthmus.planner.setting import Setting
 from isthmus.planner.settle import settle
-from isthmus.planner.ways import Way, over_all, risk_words
+from isthmus.planner.ways import Way, layout_of, over_all, risk_words
 from isthmus.units import show_bytes, show_seconds
-from isthmus.workload import Axes
 
-__all__ = ["Priced", "layout_of", "price", "to_candidate"]
+__all__ = ["Priced", "price", "to_candidate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,12 +117,3 @@ def _beside_words(setting: Setting, beside: Beside, tokens_per_s: float) -> str:
         f"{show_bytes(written)}/s of storage, data {show_bytes(data)}/s a region; "
         f"not in it: a stop of 30 min a day would cost {lost:.1%}, {show_seconds(again_s)} of it work done again"
     )
-
-
-def layout_of(axes: Axes) -> Layout:
-    """As the plan writes it."""
-    return Layout(
-        dp=axes.dp, tp=axes.tp, pp=axes.pp, cp=axes.cp, ep=axes.ep, zero=axes.zero,
-        micro_batch=axes.micro_batch, recompute=axes.recompute != "none",
-        virtual_stages=axes.virtual_stages, tp_overlap=axes.tp_overlap,
-    )  # fmt: skip

@@ -10,9 +10,9 @@ from typing import TypeVar
 from isthmus.plan import Candidate, Layout, Strategy
 from isthmus.planner.feasibility import bind_of
 from isthmus.planner.predict import SAME_STEP, Known, Placed, complexity, place
-from isthmus.planner.price import Priced, layout_of, price
+from isthmus.planner.price import Priced, price
 from isthmus.planner.setting import Setting
-from isthmus.planner.ways import Way, readiness, ways
+from isthmus.planner.ways import Way, layout_of, readiness, ways
 from isthmus.workload import Axes
 
 __all__ = ["TOLERANCE", "Standing", "Weighing", "first_choice", "rank", "standing", "weigh_all"]
@@ -107,6 +107,8 @@ def _best(
         if worst_s < float("inf"):
             return _refused(way.strategy, None, "")
         bind = bind_of(setting, way.strategy, places.leanest)
+        if setting.only_runnable and places.leanest is None:
+            bind = "isthmus run trains no layout of it whole: data parallelism, also in shards (FSDP2), or a stage a region"
         return _refused(way.strategy, places.leanest[1] if places.leanest else None, bind)
     near = kept
     if not kept or (sharded and _quickest(kept) > _quickest(sharded) * (1 + ZERO_3_MARGIN)):

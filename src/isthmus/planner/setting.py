@@ -40,6 +40,7 @@ class Setting:
         group: One region's GPUs and the links between them.
         wan: Between regions; None for one region.
         constants: What collectives on these links reach: of a calibration, else those that isthmus ships.
+        only_runnable: Only what `isthmus run` trains whole is weighed (`isthmus.planner.ways.runs`).
     """
 
     fabric: Fabric
@@ -59,6 +60,7 @@ class Setting:
     group: Group
     wan: Wan | None
     constants: Constants
+    only_runnable: bool = False
 
     @property
     def regions(self) -> int:
@@ -81,7 +83,9 @@ class Setting:
         return state_bytes(self.workload.shape, self.workload.precision, self.workload.gradient_bytes).total
 
 
-def make_setting(fabric: Fabric, workload: Workload, constants: Constants | None = None) -> Setting:
+def make_setting(
+    fabric: Fabric, workload: Workload, constants: Constants | None = None, *, only_runnable: bool = False
+) -> Setting:
     """Boil down `fabric` and `workload`.
 
     A synchronous step is paced by its slowest GPU, so mixed GPUs count with the least memory and the least
@@ -127,4 +131,5 @@ def make_setting(fabric: Fabric, workload: Workload, constants: Constants | None
         group=site,
         wan=wan_pipe(fabric),
         constants=known,
+        only_runnable=only_runnable,
     )

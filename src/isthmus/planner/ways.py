@@ -10,8 +10,9 @@ from itertools import product
 from isthmus.cost.quality import outer_for
 from isthmus.plan import CodecName, Layout, LossBand, Strategy
 from isthmus.planner.setting import Setting
+from isthmus.workload import Axes
 
-__all__ = ["Way", "joins", "lacks", "over_all", "readiness", "risk_words", "runs", "ways"]
+__all__ = ["Way", "joins", "lacks", "layout_of", "over_all", "readiness", "risk_words", "runs", "ways"]
 
 LOCAL_STEPS = (10, 20, 50, 100, 200, 500)
 EVERY_STEP_CODECS: tuple[CodecName, ...] = (
@@ -81,6 +82,15 @@ def _local(setting: Setting, plain: Strategy, steps: int, delayed: bool) -> Way:
     pieces = [count for count in FRAGMENTS if count <= most] if delayed else [1]
     free = [{"codec": codec, "fragments": count} for codec, count in product(DELTA_CODECS, pieces)]
     return Way(strategy, tuple(strategy.model_copy(update=each) for each in free))
+
+
+def layout_of(axes: Axes) -> Layout:
+    """As the plan writes it."""
+    return Layout(
+        dp=axes.dp, tp=axes.tp, pp=axes.pp, cp=axes.cp, ep=axes.ep, zero=axes.zero,
+        micro_batch=axes.micro_batch, recompute=axes.recompute != "none",
+        virtual_stages=axes.virtual_stages, tp_overlap=axes.tp_overlap,
+    )  # fmt: skip
 
 
 def over_all(strategy: Strategy) -> bool:
