@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from chaos.faults import Fault, Kind, side_of
+from chaos.faults import Fault, Kind, no_store, side_of
 from chaos.history import History, Line, Stretch
 
 __all__ = ["Finding", "Happened", "Loss", "Rules", "check", "losses", "worst_gap_s"]
@@ -235,7 +235,7 @@ def _idle(history: History, played: list[Happened], rules: Rules) -> list[Findin
         for each, following in itertools.zip_longest(played, played[1:]):
             if region == each.fault.region:
                 continue
-            allowed_s = rules.detect_s + 1.0 + usual_s + _more_s(each.fault, rules, history.regions())
+            allowed_s = rules.detect_s + 1.0 + usual_s + _more_s(each.fault, rules, history.regions(), region)
             next_s = following.began_s if following else math.inf
             gap_s = worst_gap_s(history, region, each.began_s, each.healed_s, next_s)
             if gap_s > allowed_s:
@@ -244,11 +244,14 @@ def _idle(history: History, played: list[Happened], rules: Rules) -> list[Findin
     return found
 
 
-def _more_s(fault: Fault, rules: Rules, regions: list[str]) -> float:
-    """What a fault may cost beyond detection: a slow region its grace; sides that wait for each other, the cut itself."""
+def _more_s(fault: Fault, rules: Rules, regions: list[str], region: str) -> float:
+    """What a fault may cost `region` beyond detection: a slow one costs the grace; sides that wait for each other, the cut
+    itself, and so does one side that cannot reach the store either.
+    """
     if fault.kind == "slow":
         return rules.slow_s if rules.grace_s is None else rules.grace_s
-    stands = fault.kind == "cut" and not rules.branches and not _majority(fault, regions)
+    apart = fault.kind == "cut" and no_store(fault) and region in side_of(fault, regions)
+    stands = apart or (fault.kind == "cut" and not rules.branches and not _majority(fault, regions))
     return fault.duration_s + rules.detect_s if stands else 0.0
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-__all__ = ["KINDS", "LAST_STEPS", "MODES", "Fault", "Kind", "Mode", "Scenario", "draw", "side_of"]
+__all__ = ["KINDS", "LAST_STEPS", "MODES", "Fault", "Kind", "Mode", "Scenario", "draw", "no_store", "side_of"]
 
 T = TypeVar("T")
 Kind = Literal[
@@ -121,6 +121,11 @@ def draw(
             )
         )  # fmt: skip
     return tuple(scenarios)
+
+
+def no_store(fault: Fault) -> bool:
+    """Whether a cut also parts its regions from the store."""
+    return fault.kind == "cut" and fault.value % 2 == 1
 
 
 def side_of(fault: Fault, regions: Sequence[str]) -> frozenset[str]:

@@ -123,7 +123,7 @@ class Player:
         began_s, tunnel = time.time(), self.fleet.tunnel
         side = side_of(fault, list(self.fleet.scenario.regions)) if fault.kind == "cut" else frozenset({fault.region})
         ends = [(src, dst) for src, dst in tunnel.links() if src in side and dst not in side and dst != WITNESS]
-        if fault.value % 2:
+        if fault.value % 2:  # for a cut: `no_store`
             ends += [(region, WITNESS) for region in sorted(side)]
         plain: dict[tuple[str, str], EmulatedLink] = {pair: tunnel.link(*pair) for pair in ends}
         for pair in ends:

@@ -158,3 +158,4 @@ def test_a_gap_counts_where_it_overlaps_the_fault() -> None:
     history = History({("ash", 0): parse_lines(lines)})
     assert worst_gap_s(history, "ash", 2.0, 2.5) == 3.0
     assert worst_gap_s(history, "ash", 4.5, 9.0) == 1.0
+    assert worst_gap_s(history, "ash", 0.5, 1.5, 2.0) == 1.0, "the rest of the gap is the next fault's"
