@@ -94,10 +94,12 @@ def _arrivals(sync: "LocalSync") -> dict[int, Arrival]:
         try:
             arrival = sync.arrival_of(one)
         except RejoinedError:
-            while sync.pending[0] is not one:  # these were committed: their tokens are not lost
+            while sync.pending[0] is not one:  # these were committed: their tokens are not lost, and are told as ever
                 before = sync.pending.popleft()
                 if before.fragment.number not in found:
                     sync.fresh_tokens += before.fresh_tokens
+                elif sync.on_arrival is not None:
+                    sync.on_arrival(found[before.fragment.number])
             sync.catch_up()
             return {}
         if arrival is not None:
