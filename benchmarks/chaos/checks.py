@@ -202,7 +202,7 @@ def _said(history: History) -> list[Finding]:
             for part in parts:
                 if part.discarded is None:
                     continue
-                given_up = sum(sum(line["counted"].values()) for line in _last_rounds(part, part.discarded["rounds"]))
+                given_up = sum(sum(line["counted"].values()) for line in part.given_up())
                 window, said = by_stretch[region, index], part.discarded["tokens"] - given_up
                 # An every-step run throws its step away before its line is written.
                 step_tokens = sum(max((line["tokens"] for line in each.steps.values()), default=0) for each in parts)
@@ -211,10 +211,6 @@ def _said(history: History) -> list[Finding]:
                     text = f"{who} printed that it lost {said} tokens, and {given_up} of its branch; it lost {window}"
                     found.append(Finding("said", text))
     return found
-
-
-def _last_rounds(part: Stretch, count: int) -> list[Line]:
-    return part.rounds[len(part.rounds) - count :]
 
 
 def worst_gap_s(history: History, region: str, since_s: float, until_s: float, next_s: float = math.inf) -> float:

@@ -34,6 +34,18 @@ class Stretch:
         """Tokens of the steps in (after, until]."""
         return sum(line["tokens"] for step, line in self.steps.items() if step > after and (until is None or step <= until))
 
+    def given_up(self) -> list[Line]:
+        """Lines of the committed rounds that went with the discarded training: of its own branch.
+
+        A region that comes over to another branch may write a line of that one's first, in which it counts nothing.
+        """
+        rounds = list(self.rounds)
+        if self.discarded is None or not self.discarded["rounds"]:
+            return []
+        while len(rounds) > 1 and rounds[-1]["branch"] != rounds[-2]["branch"] and 0 in rounds[-1]["counted"].values():
+            rounds.pop()
+        return rounds[len(rounds) - self.discarded["rounds"] :]
+
 
 @dataclass(slots=True)
 class History:

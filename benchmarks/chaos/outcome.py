@@ -73,7 +73,7 @@ def row_of(each: Happened, history: History, next_s: float) -> dict[str, Any]:
         for stretches in history.ranks.values()
         for stretch in stretches
         if stretch.discarded and each.began_s <= stretch.discarded["t"] <= each.healed_s
-        for line in stretch.rounds[len(stretch.rounds) - stretch.discarded["rounds"] :]
+        for line in stretch.given_up()
     }
     return asdict(fault) | {
         "healed_s": each.healed_s - each.began_s, "lost_tokens": max([*own, 0]), "given_up_tokens": sum(given_up.values()),

@@ -63,6 +63,7 @@ class RunState:
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
         environment = self.session.federation.environment
+        self.session.await_rounds()
         place = step_folder(folder, self.session.pace.trained, environment.region)
         with self.session.paused():  # reading an optimizer that has not stepped makes it take an empty step
             model, optimizer = get_state_dict(self.model, self.optimizer)

@@ -308,12 +308,25 @@ class Session:
         self._waited_s += self.local.waited_s - before
         if self.local.waited_s > before:
             self._spans.append(("training", "waiting for the outer sync", begun_s, time.perf_counter()))
+        return self._taken_over(self.local)
+
+    def await_rounds(self) -> None:
+        """Before a checkpoint, whose parts must be of one place: where a round under way turns out void, go to the others."""
+        if self.local is None:
+            return
+        self.local.await_rounds()
+        rejoined = self._taken_over(self.local)
+        if rejoined is not None:
+            self._note_rejoined(*rejoined)
+
+    def _taken_over(self, local: LocalSync) -> tuple[Rejoined, int] | None:
+        """How the others' state was taken over since this was asked last, and the tokens that this threw away."""
         # The communication thread may have taken the state over at any time: it is noted once this thread has gone on from it.
-        rejoined, noted = self.local.rejoined, self._noted
-        if rejoined is None or rejoined is noted[0] or self.local.lost_place():
+        rejoined, noted = local.rejoined, self._noted
+        if rejoined is None or rejoined is noted[0] or local.lost_place():
             return None
-        self._noted = rejoined, self.local.discarded_tokens
-        return rejoined, self.local.discarded_tokens - noted[1]
+        self._noted = rejoined, local.discarded_tokens
+        return rejoined, local.discarded_tokens - noted[1]
 
     def region_tokens(self, tokens: int) -> int:
         """Rounds count the tokens of a region, of which `tokens` are this rank's part; otherwise each rank counts its own."""

@@ -34,7 +34,7 @@ from isthmus.runtime.local_steps.outer import Arrival, RejoinedError
 if TYPE_CHECKING:
     from isthmus.runtime.local_steps.sync import LocalSync
 
-__all__ = ["for_new_region", "load_state", "merge_states", "read_checkpoint", "state_of"]
+__all__ = ["await_rounds", "for_new_region", "load_state", "merge_states", "read_checkpoint", "state_of"]
 
 Ranges = dict[str, torch.Tensor]
 
@@ -46,7 +46,7 @@ def state_of(sync: "LocalSync") -> dict[str, Any]:
 
 def _state_of(sync: "LocalSync") -> dict[str, Any]:
     """No round is under way, or its result is awaited."""
-    arrivals = _arrivals(sync)
+    arrivals = await_rounds(sync)
     loop, feedback = sync.loop, sync.loop.feedback
     pending = [{"fragment": one.fragment.number, "began": one.began, "due": one.due} for one in sync.pending]
     record = {
@@ -85,9 +85,9 @@ def _state_of(sync: "LocalSync") -> dict[str, Any]:
     return state
 
 
-def _arrivals(sync: "LocalSync") -> dict[int, Arrival]:
+def await_rounds(sync: "LocalSync") -> dict[int, Arrival]:
     """Results of the rounds under way, by fragment; none where the others' state was taken over meanwhile, which is then this
-    rank's.
+    rank's. To be called by all ranks of the region, after the same step.
     """
     found: dict[int, Arrival] = {}
     for one in tuple(sync.pending):

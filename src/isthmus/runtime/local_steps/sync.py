@@ -264,6 +264,15 @@ class LocalSync:
 
         return state_of(self)
 
+    def await_rounds(self) -> None:
+        """Find out how the rounds under way end, and go on from the others' state where one is void. To be called by all ranks
+        of the region after the same step. With a grace rounds go on beside, and nothing is awaited.
+        """
+        from isthmus.runtime.local_steps.state import await_rounds
+
+        if self.windows is None:
+            await_rounds(self)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `isthmus.runtime.local_steps.state`."""
         from isthmus.runtime.local_steps.state import load_state
