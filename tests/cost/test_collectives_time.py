@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from isthmus.cost.collectives_composed import hierarchical, root, seconds_of_parts
 from isthmus.cost.collectives_constants import constants_from, default_constants, known_constants
+from isthmus.cost.collectives_curves import curves
 from isthmus.cost.collectives_group import Group, GroupLevel, ranks_of, with_ranks
 from isthmus.cost.collectives_time import collective_seconds, collective_time
 from isthmus.errors import InfeasibleError
@@ -159,3 +160,34 @@ def test_ranks_fill_a_group_from_the_inside() -> None:
     assert with_ranks(group, 1) == ()
     with pytest.raises(ValueError, match="12 ranks do not fill 8 x 4"):
         with_ranks(group, 12)
+
+
+def test_a_tree_over_two_nodes_sends_the_buffer_over_the_network_once_where_a_ring_sends_2_n_minus_1_over_n_of_it() -> None:
+    # Published: 2 x 2 H100 on two adapters of 50 GB/s each all-reduce at a bus bandwidth of 145 GB/s, above the wire's 100.
+    pair = GroupLevel(carrier="nvlink4", members=2, rate_bytes_per_s=450e9)
+    network = GroupLevel(carrier="infiniband", members=2, rate_bytes_per_s=100e9)
+    ring, tree = (
+        collective_time("all-reduce", 64e9, (pair, network), algorithm=way, protocol="simple").seconds for way in ("ring", "tree")
+    )
+    share = default_constants().share_tree
+    assert ring / tree == pytest.approx(2 * 3 / 4 * share, rel=0.01)
+    assert 1.5 * 1.0737 / collective_time("all-reduce", 1.0737e9, (pair, network)).seconds == pytest.approx(145, rel=0.15)
+    four = replace(network, members=4)  # with more nodes a tree sends what a ring does
+    assert collective_time("all-reduce", 64e9, (pair, four), algorithm="tree", protocol="simple").seconds > 1.4 * tree
+
+
+def test_of_two_gpus_over_host_memory_a_broadcast_is_bound_by_the_slot_and_a_sum_by_both_directions_at_once() -> None:
+    two = (GroupLevel(carrier="host", members=2, rate_bytes_per_s=15.75e9),)
+    carriers = default_constants().carriers
+    for collective, carrier in (("broadcast", "pcie"), ("all-reduce", "host")):
+        found = collective_time(collective, 64e9, two, algorithm="ring", protocol="simple").seconds
+        assert 64e9 / found == pytest.approx(15.75e9 * carriers[carrier].sustained, rel=0.01)
+
+
+def test_where_a_racks_switches_add_a_step_moves_every_gpus_chunk_so_filling_takes_as_much_longer() -> None:
+    def fill_s(gpus: int) -> float:
+        rack = (GroupLevel(carrier="nvlink5", members=gpus, rate_bytes_per_s=900e9, adds=True),)
+        [curve] = curves("all-reduce", rack, "nvls", "simple", default_constants())
+        return curve.fill_s
+
+    assert fill_s(72) == pytest.approx(9 * fill_s(8))

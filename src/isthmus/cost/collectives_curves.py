@@ -7,14 +7,12 @@ chunks have their full size (they grow with the buffer until S_f, hence the root
 resource that is busiest (`bind`).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, lru_cache
-from math import hypot, log2, prod, sqrt
+from functools import lru_cache
+from math import log2, prod, sqrt
 
+from isthmus.cost.collectives_case import Case, Curve, case_of, nccl_s
 from isthmus.cost.collectives_constants import Constants
 from isthmus.cost.collectives_group import Group, GroupLevel
-from isthmus.fabric import number
 from isthmus.fabric.carriers import Carrier
 from isthmus.formats.collective_runs import Algorithm, Collective, Protocol
 
@@ -32,99 +30,11 @@ NVLS_TREE_MANY = 45.5 / 57.7
 BOARD_GPUS_MAX = 16
 """GPUs whose NVSwitches stand on one baseboard (DGX-2); more are joined by a rack's switch trays and cables."""
 
-HOST_BYTES_PER_S = 15.75e9
-"""PCIe 3.0 x16, at most what goes through host memory per direction."""
-
 _SIMPLE_ONLY: frozenset[Carrier] = frozenset({"tcpx", "tcpxo"})
 """Networks whose vendor's settings fix NCCL_PROTO=Simple (Google Cloud, GPUDirect-TCPX guide)."""
 
 _NO_LL128: frozenset[Carrier] = frozenset({"pcie", "host", "efa", "ethernet", "slingshot", "wan-tcp"})
 """Where NCCL does not take LL128: it needs NVLink in the node and stores of 128 bytes that stay whole on the way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One way to do a collective on a group."""
-
-    algorithm: Algorithm
-    protocol: Protocol
-    latency_s: float
-    seconds_per_byte: float
-    bind: str
-    fill_s: float
-    fill_bytes: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """A collective on a group, with what every algorithm asks of it."""
-
-    collective: Collective
-    group: Group
-    constants: Constants
-    inside: GroupLevel | None
-    above: Group
-    gpus: int
-    nodes: int
-    ranks: int
-    twice: bool
-
-    def sustained(self, level: GroupLevel) -> float:
-        """Bytes/s of a long transfer. GPUs read host memory no faster over a newer slot: their reads in flight bind."""
-        rate = min(level.rate_bytes_per_s, HOST_BYTES_PER_S) if level.carrier == "host" else level.rate_bytes_per_s
-        one_way = 2.0 if level.carrier == "host" and self.collective in ("broadcast", "reduce") else 1.0  # half duplex
-        return rate * one_way * self.constants.carriers[level.carrier].sustained
-
-    def fill_s(self, algorithm: Algorithm, protocol: Protocol) -> float:
-        """F: what the links of the node and those above cost together; small protocols send small chunks."""
-        constants = self.constants
-        levels = [self.group[0], *self.above[:1]] if self.inside else self.above[:1]
-        total = hypot(*(constants.carriers[level.carrier].fill_s for level in levels))  # they overlap in part
-        depth = max(0.25, 1 + constants.fill_doubling * (log2(self.ranks) - 3))
-        share = {"ll": constants.fill_ll, "ll128": constants.fill_ll128}.get(protocol, 1.0)
-        if algorithm in ("nvls", "nvls-tree"):
-            share *= constants.fill_switch
-        return total * depth * share * (1.0 if self.twice else constants.fill_one_way)
-
-    def latency_s(self, protocol: Protocol, base: str, hops: float) -> float:
-        """NCCL's base latency and the hops' own, both times what this protocol really takes."""
-        constants = self.constants
-        scale = {"ll": constants.latency_ll, "ll128": constants.latency_ll128}.get(protocol, constants.latency_simple)
-        return scale * (_nccl_s("base", f"{base}_{protocol}") + hops)
-
-    def hop_s(self, level: GroupLevel, kind: str) -> float:
-        """One hop of `level`; `kind` is such as `ring_ll`."""
-        family = "hop-net" if not level.in_node else "hop-pci" if level.carrier in ("pcie", "host") else "hop-nvlink"
-        return _nccl_s(family, kind) * self.constants.carriers[level.carrier].hop
-
-    def extra_s(self, crossings: Callable[[int, int], float]) -> float:
-        """Ways beyond a hop (switches, WAN), `crossings(members at and above this level, ranks of each)` times each."""
-        total, beyond = 0.0, self.nodes
-        for level in self.above:
-            total += crossings(beyond, self.ranks // beyond) * level.latency_s
-            beyond //= level.members
-        return total
-
-    def laid_out(self, members: int, inside: int) -> int:
-        """Links between `members` of `inside` ranks each on the longest chain of a ring laid out member by member.
-
-        A ring crosses as many links a lap as there are members; its chain of n - 1 hops a lap leaves out one hop a lap, which
-        may be such a link where a member has few ranks. A broadcast's chain is not closed.
-        """
-        if self.collective in ("broadcast", "reduce"):
-            return members - 1
-        laps = 2 if self.twice else 1
-        return laps * members - min(laps, max(0, laps + 1 - inside))
-
-    def curve(self, way: tuple[Algorithm, Protocol], latency_s: float, pace: tuple[float, str]) -> Curve:
-        return Curve(*way, latency_s, *pace, self.fill_s(*way), self.constants.fill_bytes)
-
-
-def _case(collective: Collective, group: Group, constants: Constants) -> _Case:
-    inside = group[0] if group[0].in_node else None
-    above = group[1:] if inside else group
-    gpus, nodes = inside.members if inside else 1, prod(level.members for level in above)
-    return _Case(collective, group, constants, inside, above, gpus, nodes, gpus * nodes, collective == "all-reduce")
 
 
 @lru_cache(maxsize=65536)
@@ -137,7 +47,7 @@ def curves(
     """
     if prod(level.members for level in group) <= 1:
         return (Curve("ring", "simple", 0.0, 0.0, "nothing to send", 0.0, 1.0),)
-    case = _case(collective, group, constants)
+    case = case_of(collective, group, constants)
     ways = {
         "ring": _ring,
         "tree": _tree,
@@ -153,25 +63,19 @@ def curves(
 
 def hop_seconds(level: GroupLevel, constants: Constants) -> float:
     """One message over `level` beside its bytes, in a ring with protocol Simple."""
-    return constants.latency_simple * _case("all-reduce", (level,), constants).hop_s(level, "ring_simple")
+    return constants.latency_simple * case_of("all-reduce", (level,), constants).hop_s(level, "ring_simple")
 
 
 def start_s(collective: Collective, size_bytes: float, group: Group, algorithm: Algorithm, constants: Constants) -> float:
     """What `curves` adds to hops and bytes with protocol Simple: the call's own latency, and filling the pipeline of chunks."""
-    case = _case(collective, group, constants)
+    case = case_of(collective, group, constants)
     base = "tree" if algorithm == "tree" else "ring"
     pairs = (case.ranks - 2) * PAIR_S if collective == "all-to-all" else 0.0
     share = size_bytes / constants.fill_bytes
     return case.latency_s("simple", base, pairs) + case.fill_s(algorithm, "simple") * sqrt(share / (1 + share))
 
 
-@cache
-def _nccl_s(family: str, kind: str) -> float:
-    """A latency of NCCL's tuner, from the catalogue."""
-    return number("nccl", family, kind)
-
-
-def _protocols(case: _Case) -> list[Protocol]:
+def _protocols(case: Case) -> list[Protocol]:
     carriers = {level.carrier for level in case.group}
     if carriers & _SIMPLE_ONLY:
         return ["simple"]
@@ -179,13 +83,13 @@ def _protocols(case: _Case) -> list[Protocol]:
     return ["ll", "ll128", "simple"] if whole else ["ll", "simple"]
 
 
-def _ring_bytes_per_s(case: _Case) -> tuple[float, str]:
+def _ring_bytes_per_s(case: Case) -> tuple[float, str]:
     """Bus bandwidth of rings through every rank: each level's member is entered and left once by every ring."""
     slowest = min(case.group, key=case.sustained)
     return case.sustained(slowest), slowest.carrier
 
 
-def _protocol_rate(case: _Case, protocol: Protocol, rate: tuple[float, str]) -> tuple[float, str]:
+def _protocol_rate(case: Case, protocol: Protocol, rate: tuple[float, str]) -> tuple[float, str]:
     match protocol:
         case "ll":
             halved, most = rate[0] * case.constants.share_ll, case.constants.ll_bytes_per_s
@@ -196,7 +100,7 @@ def _protocol_rate(case: _Case, protocol: Protocol, rate: tuple[float, str]) -> 
             return rate
 
 
-def _ring(case: _Case) -> list[Curve]:
+def _ring(case: Case) -> list[Curve]:
     """2 (n-1) steps for an all-reduce, n-1 for what goes round once; a chain for broadcast and reduce."""
     if case.collective in ("all-to-all", "send-recv"):
         return []
@@ -214,15 +118,14 @@ def _ring(case: _Case) -> list[Curve]:
     return found
 
 
-def _tree(case: _Case) -> list[Curve]:
+def _tree(case: Case) -> list[Curve]:
     """Double binary trees between nodes, chains inside; all-reduce only."""
     if not case.twice or case.nodes < 2:
         return []
     found: list[Curve] = []
-    raw, bind = _ring_bytes_per_s(case)
-    share = 1.0 if case.nodes <= 2 else case.constants.share_tree
+    raw, bind = _tree_bytes_per_s(case)
     for protocol in _protocols(case):
-        rate, name = _protocol_rate(case, protocol, (raw * share, bind))
+        rate, name = _protocol_rate(case, protocol, (raw * case.constants.share_tree, bind))
         hops = log2(case.nodes) * case.hop_s(case.above[0], f"tree_{protocol}")
         if case.inside:
             hops += (case.gpus - 1) * case.hop_s(case.inside, f"tree_{protocol}")
@@ -232,7 +135,23 @@ def _tree(case: _Case) -> list[Curve]:
     return found
 
 
-def _nvls(case: _Case) -> list[Curve]:
+def _tree_bytes_per_s(case: Case) -> tuple[float, str]:
+    """Bus bandwidth of double trees without their share: a ring's, but of two nodes S crosses, not a ring's 2 S (n-1)/n.
+
+    Each of two nodes is the other's leaf in one tree, for half of the buffer: S/2 goes up in one and S/2 down in the other. The
+    chain inside carries S up and S down past every GPU but its ends. So few adapters show bus bandwidths above their line rate
+    (145 GB/s over two of 50 on H100, 54 over four of 12.5 on V100: measured/collectives.yaml).
+    """
+    if case.nodes > 2:
+        return _ring_bytes_per_s(case)
+    slowest = min(case.above, key=case.sustained)
+    pace = (1.0 / case.sustained(slowest), slowest.carrier)
+    if case.inside:
+        pace = max(pace, (min(2, case.gpus - 1) / case.sustained(case.inside), case.inside.carrier))
+    return 2 * (case.ranks - 1) / case.ranks / pace[0], pace[1]
+
+
+def _nvls(case: Case) -> list[Curve]:
     """The NVSwitch adds and multicasts.
 
     Each rank reads its reduced n-th from the switch (S/n in, S out) and multicasts it (S/n out, S in): S (1 + 1/n) per
@@ -246,7 +165,7 @@ def _nvls(case: _Case) -> list[Curve]:
     return [case.curve(("nvls", "simple"), own.switch_latency_s, (pace, f"{inside.carrier} switch"))]
 
 
-def _nvls_tree(case: _Case) -> list[Curve]:
+def _nvls_tree(case: Case) -> list[Curve]:
     """The switch in every node, a tree between them: S across for two nodes, twice that for more."""
     inside = case.inside
     if not case.twice or not case.above or inside is None or not inside.adds or case.gpus < NVLS_TREE_GPUS_MIN:
@@ -258,16 +177,16 @@ def _nvls_tree(case: _Case) -> list[Curve]:
     slowest = min(case.above, key=case.sustained)
     wire = (1.0 if two else 2.0 / case.constants.share_tree) / case.sustained(slowest)
     pace = (switch, f"{inside.carrier} switch") if switch >= wire else (wire, slowest.carrier)
-    hop_s = _nccl_s("hop-net", "nvlstree") * case.constants.carriers[case.above[0].carrier].hop
+    hop_s = nccl_s("hop-net", "nvlstree") * case.constants.carriers[case.above[0].carrier].hop
     latency_s = own.switch_latency_s + 2 * log2(case.nodes) * hop_s + case.extra_s(lambda members, _: 2 * log2(members))
     return [case.curve(("nvls-tree", "simple"), latency_s, pace)]
 
 
-def _rack_share(case: _Case) -> float:
+def _rack_share(case: Case) -> float:
     return case.constants.share_rack if case.gpus > BOARD_GPUS_MAX else 1.0
 
 
-def _collnet(case: _Case) -> list[Curve]:
+def _collnet(case: Case) -> list[Curve]:
     """The network's switches add (SHARP): S up and S down once, in place of a ring's 2 (n-1)/n."""
     if not case.twice or not case.above or not all(level.adds for level in case.above):
         return []
@@ -277,12 +196,12 @@ def _collnet(case: _Case) -> list[Curve]:
     rate = case.sustained(inside) if inside else float("inf")
     within = 2 * (case.gpus - 1) / case.gpus / rate
     pace = (within, inside.carrier) if inside and within > wire else (wire, slowest.carrier)
-    hop_s = _nccl_s("hop-net", "collnet_direct") * case.constants.carriers[case.above[0].carrier].hop
+    hop_s = nccl_s("hop-net", "collnet_direct") * case.constants.carriers[case.above[0].carrier].hop
     hops = 2 * (case.gpus - 1) * case.hop_s(inside, "ring_simple") if inside else 0.0
     return [case.curve(("collnet", "simple"), case.latency_s("simple", "tree", hops + hop_s), pace)]
 
 
-def _pat(case: _Case) -> list[Curve]:
+def _pat(case: Case) -> list[Curve]:
     """Parallel aggregated trees: all-gather and reduce-scatter in log2 n steps, one GPU a node (NCCL 2.23)."""
     if case.collective not in ("all-gather", "reduce-scatter") or case.inside is not None:
         return []
@@ -293,7 +212,7 @@ def _pat(case: _Case) -> list[Curve]:
     return [case.curve(("pat", "simple"), latency_s, ((case.ranks - 1) / case.ranks / (rate * share), bind))]
 
 
-def _pairwise(case: _Case) -> list[Curve]:
+def _pairwise(case: Case) -> list[Curve]:
     """Sends between pairs at once: all-to-all, and one send each way."""
     if case.collective not in ("all-to-all", "send-recv"):
         return []
