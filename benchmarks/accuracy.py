@@ -5,8 +5,9 @@
     python benchmarks/accuracy.py --fit         fit all sources and write src/isthmus/cost/collectives.yaml anew
 
 Rows, filter and figures are those of `accuracy_score.py`, frozen before any model was fitted. For every source the constants
-are fitted anew to the other sources, starting at the fit to all (the minimum reached does not hang on the start more than the
-fit's own tolerance). Bands of a source come from the held-out residuals of the other sources.
+are fitted anew to the other sources, starting at the fit to all: there are several minima (isthmus.calibrate.fit), and which
+one a fold goes down to has thus been chosen with its source in sight, though its constants have not. Bands
+of a source come from the held-out residuals of the other sources.
 """
 
 import argparse

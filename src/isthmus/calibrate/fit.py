@@ -59,7 +59,9 @@ def fit(
     Args:
         observed: What was measured.
         known: Priors and spreads.
-        start: Where to begin; the priors if left out.
+        start: Where to begin. If left out the lowest of three minima counts: from the priors, from the priors with the choice
+            among ways blurred first, and from the `value` of each that an earlier fit left (some ways fall out of use on the
+            way down from the priors, and what is never chosen pulls no more).
         noise: What rows count for.
     """
     carriers = {level.carrier for each in observed for level in each.group}
@@ -73,7 +75,8 @@ def fit(
         smooth = begin_x
         for blur in BLURS:
             smooth = _minimise(_Problem(observed, free, fixed, noise, blur), smooth)
-        x = min(x, smooth, key=problem.cost)
+        shipped = np.array([log(each.value / each.prior) / each.spread for each in free])
+        x = min(x, smooth, _minimise(problem, shipped), key=problem.cost)
     _, curvature = problem.slopes(x)
     left = np.sqrt(np.diag(np.linalg.inv(curvature)))
     values = problem.values(x)
