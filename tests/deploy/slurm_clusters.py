@@ -16,6 +16,7 @@ from isthmus.emulate.tunnel import Tunnel
 __all__ = ["Cluster", "wait_for"]
 
 _PORT = 16817
+HELD_S = 3.0
 
 
 def wait_for(what: str, done: Callable[[], Any], seconds: float, explain: Callable[[], str] = lambda: "") -> Any:
@@ -37,6 +38,7 @@ class Cluster:
     def __init__(self, tunnel: Tunnel, region: str, nodes: Iterable[str], folder: Path, topology: str) -> None:
         self._tunnel, self.region, self.nodes, self.folder = tunnel, region, list(nodes), folder
         self._daemons: dict[str, subprocess.Popen[Any]] = {}
+        self._pending_s: dict[str, float] = {}
         host = socket.gethostname().split(".")[0]
         for name in ("ctld", *(f"spool-{node}" for node in self.nodes)):
             (folder / name).mkdir(parents=True)
@@ -129,9 +131,15 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=60 State=UP
         return "Finish processing RPC: REQUEST_TERMINATE_JOB" in log.rpartition(" started\n")[2]
 
     def released(self, number: str) -> bool:
-        """Whether a requeued job runs again; Slurm holds it for two minutes, which this ends."""
+        """Whether a requeued job runs again; Slurm holds it for two minutes, which this ends.
+
+        Not at once: slurmd takes a job that starts within the second in which its earlier life was ended for that one ("Job
+        credential revoked"), since it compares whole seconds.
+        """
         state = self.job(number)["JobState"]
-        if state == "PENDING":
+        if state != "PENDING":
+            self._pending_s.pop(number, None)
+        elif time.monotonic() - self._pending_s.setdefault(number, time.monotonic()) > HELD_S:
             self.run("scontrol", "update", f"JobId={number}", "StartTime=now", check=False)  # it may just have started
         return state == "RUNNING"
 
