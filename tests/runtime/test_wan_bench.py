@@ -162,6 +162,8 @@ def test_a_link_below_what_the_fabric_states_and_small_buffers_are_said(tmp_path
     [
         ((), "a link needs two"),
         (("--here", "a=1,b=1", "--keys", "k"), "leave out --members, --region, --keys"),
+        (("--here", "a=1"), "has one region: a link needs two"),
+        (("--here", "a=1,b=1", "--fabric", "examples/shenzhen-shanghai.yaml"), "has no link between a and b"),
         (("--streams", "1,x"), "'x' is not a number of 1 to 64"),
         (("--codec", "int5"), "unknown codec 'int5'"),
         (("--calibration", "c.yaml"), "give --fabric too"),

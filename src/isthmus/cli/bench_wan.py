@@ -63,21 +63,27 @@ def bench_wan(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the 
     every region; it says on stderr what it does. `isthmus calibrate` takes what it writes.
     """
     wanted = _streams(streams)
-    sizes = sizes_between(least, most, factor)
+    sizes = sorted({size // 4 * 4 for size in sizes_between(least, most, factor)})  # whole fp32 elements
     _check_codec(codec)
     if output is not None and not output.parent.is_dir():
         raise InputError("--output", f"no such folder: {str(output.parent)!r}", "create it, or write elsewhere")
     if here is not None:
+        from isthmus.run import parse_regions
+
         if members is not None or region is not None or keys is not None:
             raise InputError("--here", "all regions are on this machine: leave out --members, --region, --keys")
-        _all_here(here)
+        regions = parse_regions(here)
+        if len(regions) < 2:
+            raise InputError("--here", f"{here!r} has one region: a link needs two", "--here west=1,east=1")
+        _check_regions(list(regions), _stated(fabric, calibration)[0])
+        _all_here(regions)
         return
     stated, known = _stated(fabric, calibration)
     from isthmus.runtime.wan.frames import RailError
     from isthmus.runtime.wan_bench import opened
 
     environment = _environment(members, region, keys, insecure=insecure)
-    _check_regions(environment, stated)
+    _check_regions([each.name for each in environment.members.regions] if environment.members else [], stated)
     try:
         with opened(environment) as bench:
             rows, table = _measured(bench, wanted, (seconds, repeats), (sizes, cast("CodecName", codec), warmup, iters))
@@ -117,10 +123,9 @@ def _stated(fabric: Path | None, calibration: Path | None) -> "tuple[Fabric | No
     return read_fabric(fabric) if fabric else None, read_measured_links(calibration) if calibration else None
 
 
-def _check_regions(environment: "RankEnvironment", stated: "Fabric | None") -> None:
-    if stated is None or environment.members is None:
+def _check_regions(names: Sequence[str], stated: "Fabric | None") -> None:
+    if stated is None:
         return
-    names = [each.name for each in environment.members.regions]
     for first in range(len(names)):
         for second in names[first + 1 :]:
             if not any({names[first], second} == set(link.between) for link in stated.wan):
@@ -150,13 +155,11 @@ def _environment(members: Path | None, region: str | None, keys: Path | None, *,
     return read_environment(variables)
 
 
-def _all_here(text: str) -> None:
+def _all_here(regions: dict[str, int]) -> None:
     """Start every rank of every region with this command's other options; the first one's output is ours."""
     from isthmus.plan import Strategy
-    from isthmus.run import parse_regions
     from isthmus.runtime.loopback import lone_plan, prepare
 
-    regions = parse_regions(text)
     arguments = [each for each in sys.argv[1:] if not each.startswith("--here=")]
     if "--here" in arguments:
         del arguments[arguments.index("--here") : arguments.index("--here") + 2]

@@ -14,7 +14,7 @@ from rich.table import Table
 from isthmus.cost.collectives_calibration import MeasuredLink, link_changes, read_calibration, read_measured_links
 from isthmus.cost.collectives_constants import Constants
 from isthmus.documents import read_text
-from isthmus.errors import InputError
+from isthmus.errors import InputError, nearest
 from isthmus.fabric import Fabric, check_fabric, edited, parse_fabric
 from isthmus.plan import Assumption, Candidate, Plan, save_plan
 from isthmus.planner import choose_plan
@@ -86,6 +86,7 @@ def plan(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the comma
     text, measured = read_text(fabric), read_measured_links(calibration).wan if calibration else {}
     stated = parse_fabric(text, str(fabric))
     if measured:
+        _check_links(measured, stated, str(calibration))
         text = edited(text, str(fabric), link_changes(measured))
     described = parse_fabric(text, str(fabric))
     if variations:
@@ -105,6 +106,14 @@ def plan(  # noqa: PLR0913, PLR0917 -- each parameter is one option of the comma
         print(json.dumps(chosen.model_dump(mode="json"), indent=2))
         return
     _show(chosen, Console(), all_)
+
+
+def _check_links(measured: dict[str, MeasuredLink], stated: Fabric, where: str) -> None:
+    known = ["-".join(link.between) for link in stated.wan]
+    either = {*known, *("-".join(link.between[::-1]) for link in stated.wan)}
+    for name in measured:
+        if name not in either:
+            raise InputError(where, f"wan: {stated.name} has no link {name!r}", nearest(name, known))
 
 
 def _with_links(chosen: Plan, measured: dict[str, MeasuredLink], stated: Fabric) -> Plan:

@@ -36,7 +36,7 @@ class MeasuredLink(Document):
     rate_bytes_per_s: Ratio = Field(description="Of IP bytes, the slower way.")
     rate_low_bytes_per_s: Ratio = Field(description="The slowest repeat of either way.")
     rate_high_bytes_per_s: Ratio = Field(description="The quickest.")
-    rtt_s: Ratio = Field(description="Of a small message and its answer; median.")
+    rtt_s: Annotated[float, Field(gt=0, le=10)] = Field(description="Of a small message and its answer; median.")
     rtt_low_s: Ratio = Field(description="The least.")
     rtt_high_s: Ratio = Field(description="The 99th percentile.")
     streams: Annotated[int, Field(ge=1)] = Field(description="The fewest a rail that filled it.")

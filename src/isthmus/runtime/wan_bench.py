@@ -30,7 +30,6 @@ __all__ = ["LinkState", "WanBench", "WanFound", "opened"]
 
 PINGS = 50
 OPEN_S = 60.0
-_REPORT_BYTES = 1 << 16
 _OWN = 1 << 62  # apart from the tags of all-reduces
 
 
@@ -165,13 +164,16 @@ class WanBench:
             return
         rail = self._rails[0]
         if not self.leads:
-            text = self.found.as_text().encode().ljust(_REPORT_BYTES)
-            rail.send(0, tag, text).wait()
+            text = self.found.as_text().encode()
+            rail.send(0, tag, len(text).to_bytes(8, "little")).wait()
+            rail.send(0, tag + 1, text).wait()
             return
         for peer in range(1, len(self.names)):
-            into = bytearray(_REPORT_BYTES)
-            rail.receive(peer, tag, into).wait()
-            self.found.add(into.decode().strip())
+            size = bytearray(8)
+            rail.receive(peer, tag, size).wait()
+            into = bytearray(int.from_bytes(size, "little"))
+            rail.receive(peer, tag + 1, into).wait()
+            self.found.add(into.decode())
 
     def agree(self, value: int) -> int:
         """The leader's `value`, on all ranks."""
