@@ -130,10 +130,11 @@ class Again:
         if fail_into is not None:
             if self.options.get("dies") == self.environment.region:
                 os._exit(0)
-            with contextlib.suppress(RailError):  # one part has come in when a region dies, or all drop what they have
-                reducer.finish(under_way[0])
-                if self.options.get("dies") is not None:
-                    reducer.finish(under_way[1])
+            # One part has come in when a region dies, or all drop what they have. Each rank finds out when it does, and all must
+            # still make the same calls inside the region.
+            for each in under_way if self.options.get("dies") is not None else under_way[:1]:
+                with contextlib.suppress(RailError):
+                    reducer.finish(each)
             close(reducer)
             reducer.renew(self.rails(fail_into))
             for each in under_way:
