@@ -27,7 +27,7 @@ __all__ = [
     "speeds_in",
 ]
 
-_PORT, _RAIL_PORT = 29500, 29600
+_PORT, _RAIL_PORT, _FLAT_PORT = 29500, 29600, 29400
 _LIMIT_S = 180.0
 _SAMPLE_S = 0.05
 
@@ -41,12 +41,14 @@ class Exchange:
         codecs: Names; one measurement each.
         rate_bytes_per_s: One rank's share of the link, to which it paces; None: as fast as it can.
         compute_s: CPU seconds that each rank computes beside an exchange.
+        flat: Measure gloo's rings over all ranks too, under the name `flat`.
     """
 
     buckets: tuple[int, ...]
     codecs: tuple[str, ...]
     rate_bytes_per_s: float | None
     compute_s: float
+    flat: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +152,8 @@ def _members_file(tunnel: Tunnel, nodes: dict[str, int], folder: Path) -> str:
         for region, count in nodes.items()
     ]
     path = folder / "members.json"
-    path.write_text(json.dumps({"regions": regions}), encoding="utf-8")
+    flat_master = f"{tunnel.address(next(iter(nodes)), 0)}:{_FLAT_PORT}"
+    path.write_text(json.dumps({"regions": regions, "flat_master": flat_master}), encoding="utf-8")
     return str(path)
 
 

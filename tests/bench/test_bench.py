@@ -31,9 +31,11 @@ def test_work_is_summed_over_ranks_speeds_are_medians_and_the_line_counts_betwee
 def test_exchanges_in_a_real_tunnel_cost_their_ranks_and_the_line_cpu_and_int4_costs_less_than_fp32() -> None:
     nodes = {"west": 1, "east": 1}
     links = [EmulatedLink(between=("west", "east"), rate_bytes_per_s=25e6, rtt_s=0.002)]
-    exchange = Exchange(buckets=(1 << 20, 1 << 19), codecs=("none", "int4"), rate_bytes_per_s=25e6, compute_s=0.01)
+    exchange = Exchange(buckets=(1 << 20, 1 << 19), codecs=("none", "int4"), rate_bytes_per_s=25e6, compute_s=0.01, flat=True)
     with open_tunnel(nodes=nodes, links=links) as tunnel:
         found = speeds_in(tunnel, nodes, 1 << 20, exchange).exchanges
     whole, coded = found["none"], found["int4"]
     assert 0 < coded.line_cpu_s < whole.line_cpu_s  # an eighth of the packets
     assert 0 < whole.ranks_cpu_s < 1
+    assert 0 < found["flat"].ranks_cpu_s < 1  # gloo's rings over all ranks
+    assert coded.line_cpu_s < found["flat"].line_cpu_s

@@ -2,7 +2,6 @@
 speed and the CPU that an exchange takes, as `isthmus bench` measures them; no more.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -24,6 +23,8 @@ __all__ = [
     "sync_stage",
     "trial_timeline",
 ]
+
+_REPEATS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,8 @@ class TrialInputs:
             full mesh).
         chunk_bytes: A bucket goes through the stages in one segment for each whole chunk of it; None: whole.
         exchange_cpu_s: CPU seconds of one exchange of all buckets, beyond their sync inside the regions: of all ranks, codec
-            included, and of the emulated link, which runs on the same machine. None where it was not measured: then only
-            the codec's speed counts.
+            included, and of the emulated link, which runs on the same machine. Of a flat strategy: of its rings. None where it
+            was not measured: then only the codec's speed counts.
         cores: Of this machine, which all ranks and the link share; None: at least one a rank.
         shared_cores: Ranks keep all cores busy, so the work on buckets takes turns with the compute.
         straggler_s: How much longer than compute_s the slower of all regions takes in the same step, WAN off: median
@@ -113,11 +114,11 @@ def trial_timeline(strategy: Strategy, inputs: TrialInputs) -> Timeline:
     Raises:
         InfeasibleError: Local steps have no such timeline, and other kinds do not run in the tunnel.
     """
-    ready = ready_times_s(inputs.known_buckets, inner_compute_s(inputs), inputs.backward_fraction)
     match strategy.kind:
         case "flat":
-            return _flat_timeline(ready, inputs)
+            return _flat_timeline(inputs)
         case "hierarchical":
+            ready = ready_times_s(inputs.known_buckets, inner_compute_s(inputs), inputs.backward_fraction)
             buckets = [_segments(size, strategy, inputs) for size in inputs.known_buckets]
             return deferred_timeline(ready, buckets, inner_compute_s(inputs), inputs.shared_cores)
         case "local-steps" | "sharded" | "pipeline":
@@ -159,6 +160,8 @@ def _flat(inputs: TrialInputs) -> Prediction:
         f"at {show_rate(inputs.payload_bytes_per_s)}, two segments of <= 1 MiB in flight, "
         f"one way {show_seconds(inputs.rtt_s / 2)}"
     )
+    if timeline.compute_s > inner_compute_s(inputs):
+        formula += f", their work lengthens the backward pass by {show_seconds(timeline.compute_s - inner_compute_s(inputs))}"
     return _prediction(inputs, _seen(timeline, inputs), wire_bytes, 4.0, f"{formula}{_straggling(inputs, 1)}")
 
 
@@ -208,9 +211,31 @@ def _straggling(inputs: TrialInputs, inner_steps: int) -> str:
     return f"; waiting for the slower region {show_seconds(inputs.straggler_s / sqrt(inner_steps))} a step"
 
 
-def _flat_timeline(ready: Sequence[float], inputs: TrialInputs) -> Timeline:
-    """The rings replace the synchronisation in the region; their additions are in the rings' own local rate."""
-    compute = inner_compute_s(inputs)
+def _flat_timeline(inputs: TrialInputs) -> Timeline:
+    """The rings replace the synchronisation in the region; their additions are in the rings' own local rate.
+
+    Where ranks share cores, the work of the rings' bytes (`_ring_work_s`) that falls into the backward pass makes it longer by
+    as much; what comes later hides behind the wire. How much falls into it depends on its length: found by repetition.
+    """
+    inner, work = inner_compute_s(inputs), _ring_work_s(inputs)
+    timeline, longer = _rings(inner, 0.0, inputs), 0.0
+    for _ in range(_REPEATS if work else 0):
+        spans = [(each.start_s, each.end_s) for each in timeline.buckets]
+        whole = sum(end - start for start, end in spans)
+        beside = sum(max(0.0, min(end, timeline.compute_s) - start) for start, end in spans)
+        wanted = work * beside / whole if whole else 0.0
+        if abs(wanted - longer) <= 1e-9 * timeline.compute_s:
+            break
+        longer = (longer + wanted) / 2
+        timeline = _rings(inner, longer, inputs)
+    return timeline
+
+
+def _rings(inner_s: float, longer_s: float, inputs: TrialInputs) -> Timeline:
+    """The step with a backward pass that is `longer_s` longer."""
+    compute = inner_s + longer_s
+    fraction = (inner_s * inputs.backward_fraction + longer_s) / compute if compute else 0.0
+    ready = ready_times_s(inputs.known_buckets, compute, fraction)
     spans = concurrent_rings_s(ready, inputs.known_buckets, _ring(inputs))
     times = tuple(
         BucketTime(bucket=index, ready_s=exists, begin_s=start, start_s=start, end_s=end, done_s=end)
@@ -218,6 +243,16 @@ def _flat_timeline(ready: Sequence[float], inputs: TrialInputs) -> Timeline:
     )
     last = max(end for _, end in spans)
     return Timeline(buckets=times, compute_s=compute, exposed_s=max(0.0, last - compute))
+
+
+def _ring_work_s(inputs: TrialInputs) -> float:
+    """Seconds that the rings keep every rank from computing, were all of it beside the compute; 0 where it is not measured."""
+    if inputs.exchange_cpu_s is None or not inputs.shared_cores:
+        return 0.0
+    ranks = len(inputs.regions) * inputs.ranks_per_region
+    # `exchange_cpu_s` is counted beyond the region's own synchronisation, which `inner_compute_s` leaves out.
+    in_region = sum(inputs.known_buckets) / inputs.copy_bytes_per_s
+    return in_region + inputs.exchange_cpu_s / min(inputs.cores or ranks, ranks)
 
 
 def _ring(inputs: TrialInputs) -> RingShape:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
@@ -25,13 +26,14 @@ from isthmus.runtime.collectives.hierarchical import HierarchicalReducer
 from isthmus.runtime.courier import Courier
 from isthmus.runtime.environment import RankEnvironment, read_environment
 from isthmus.runtime.wan.rail import Rail, RailOptions
-from isthmus.runtime.world import open_world
+from isthmus.runtime.world import World, open_world
 
 __all__ = ["ExchangeAsk", "main", "measure_exchanges", "measure_rank"]
 
 ROUNDS = 9
 # An exchange over a slow link may take a second: enough rounds for a steady mean, few enough to be worth the wait.
 EXCHANGE_ROUNDS = 6
+Sync = Callable[[Sequence[torch.Tensor]], None]
 _MATRIX = 256
 """Side of the square products that stand for training beside an exchange."""
 
@@ -45,12 +47,14 @@ class ExchangeAsk:
         codecs: One measurement each.
         rate_bytes_per_s: The rank's share of the link's rate, to which its streams are paced; None: unlimited.
         compute_s: CPU seconds that the rank computes beside each exchange, as in training.
+        flat: Measure all-reduces by gloo's rings over all ranks of all regions too.
     """
 
     buckets: tuple[int, ...]
     codecs: tuple[CodecName, ...]
     rate_bytes_per_s: float | None
     compute_s: float
+    flat: bool = False
 
 
 def measure_rank(size_bytes: int, group: dist.ProcessGroup | None) -> dict[str, object]:
@@ -64,49 +68,62 @@ def measure_rank(size_bytes: int, group: dist.ProcessGroup | None) -> dict[str, 
     }
 
 
-def measure_exchanges(environment: RankEnvironment, group: dist.ProcessGroup | None, ask: ExchangeAsk) -> dict[str, object]:
-    """By codec: CPU seconds of one exchange of all buckets, codec included, beyond what the same buckets cost inside the region.
+def measure_exchanges(environment: RankEnvironment, world: World, ask: ExchangeAsk) -> dict[str, object]:
+    """By codec: CPU seconds of one exchange of all buckets, codec included, beyond what the same buckets cost inside the region;
+    and under `flat` those of gloo's rings.
 
     Beside them, on the machine's monotonic clock, when the rounds began and ended, for whoever counts the link's own work.
     """
     assert environment.members is not None, "an exchange needs other regions"
     options = RailOptions(rate_bytes_per_s=ask.rate_bytes_per_s, insecure=environment.insecure)
+    group = world.comm_group if environment.world_size > 1 else None
     courier = Courier()
     place = environment.members, environment.region_index, environment.rank
     with Rail.open(*place, 1, 60.0, options) as rail:
         found: dict[str, object] = {}
+
+        def measure(name: str, across: Sync, inside: Sync) -> None:
+            inside_s, _ = _sync_cpu_s(courier, inside, ask)
+            across_s, (began_s, ended_s) = _sync_cpu_s(courier, across, ask)
+            cpu_s = max(0.0, across_s - inside_s)
+            found[name] = {"cpu_s": cpu_s, "began_s": began_s, "ended_s": ended_s, "rounds": EXCHANGE_ROUNDS}
+
         for codec in ask.codecs:
             reducer = HierarchicalReducer(group, rail, codec)
-            inside, _ = _exchange_cpu_s(courier, reducer, ask, crossing=False)
-            across, (began_s, ended_s) = _exchange_cpu_s(courier, reducer, ask, crossing=True)
-            cpu_s = max(0.0, across - inside)
-            found[codec] = {"cpu_s": cpu_s, "began_s": began_s, "ended_s": ended_s, "rounds": EXCHANGE_ROUNDS}
+            measure(codec, partial(_exchange, reducer, True), partial(_exchange, reducer, False))
+        if ask.flat:
+            assert world.flat_comm_group is not None, "no group over all ranks"
+            measure("flat", partial(_rings, world.flat_comm_group), partial(_exchange, HierarchicalReducer(group, rail), False))
         courier.close()
     return found
 
 
-def _exchange_cpu_s(
-    courier: Courier, reducer: HierarchicalReducer, ask: ExchangeAsk, *, crossing: bool
-) -> tuple[float, tuple[float, float]]:
-    """Mean CPU seconds a round of everything but the computing thread, and (begin, end) of the rounds that count."""
+def _exchange(reducer: HierarchicalReducer, crossing: bool, buckets: Sequence[torch.Tensor]) -> None:
+    """All out, then all in: the same order as a training step."""
     reducer.between_regions = crossing
+    for under_way in [reducer.begin(bucket, tag) for tag, bucket in enumerate(buckets)]:
+        reducer.finish(under_way)
+
+
+def _rings(group: dist.ProcessGroup, buckets: Sequence[torch.Tensor]) -> None:
+    for work in [group.allreduce([bucket]) for bucket in buckets]:
+        work.wait()
+
+
+def _sync_cpu_s(courier: Courier, sync: Sync, ask: ExchangeAsk) -> tuple[float, tuple[float, float]]:
+    """Mean CPU seconds a round of everything but the computing thread, and (begin, end) of the rounds that count."""
     buckets = [torch.randn(max(1, size // 4)) for size in ask.buckets]
-    _one_exchange(courier, reducer, buckets, ask.compute_s)
+    _beside_compute(courier, sync, buckets, ask.compute_s)
     begun_s, begun_cpu_s = time.monotonic(), time.process_time() - time.thread_time()
     for _ in range(EXCHANGE_ROUNDS):
-        _one_exchange(courier, reducer, buckets, ask.compute_s)
+        _beside_compute(courier, sync, buckets, ask.compute_s)
     cpu_s = time.process_time() - time.thread_time() - begun_cpu_s
     return cpu_s / EXCHANGE_ROUNDS, (begun_s, time.monotonic())
 
 
-def _one_exchange(courier: Courier, reducer: HierarchicalReducer, buckets: Sequence[torch.Tensor], compute_s: float) -> None:
-    """All out, then all in, on the communication thread, while this thread computes: the same order as a training step."""
-
-    def work() -> None:
-        for under_way in [reducer.begin(bucket, tag) for tag, bucket in enumerate(buckets)]:
-            reducer.finish(under_way)
-
-    done = courier.submit(work)
+def _beside_compute(courier: Courier, sync: Sync, buckets: Sequence[torch.Tensor], compute_s: float) -> None:
+    """One `sync` on the communication thread, while this thread computes."""
+    done = courier.submit(lambda: sync(buckets))
     matrix = torch.randn(_MATRIX, _MATRIX)
     begun_s = time.thread_time()
     while time.thread_time() - begun_s < compute_s:
@@ -150,14 +167,13 @@ def main() -> None:
     torch.set_num_threads(1)
     try:
         environment = read_environment()
-        world = open_world(environment, flat=False, timeout_s=60.0)
+        ask = json.loads(options.exchange) if options.exchange else None
+        world = open_world(environment, flat=bool(ask and ask["flat"]), timeout_s=60.0)
         try:
-            group = world.comm_group if environment.world_size > 1 else None
-            found = measure_rank(options.bytes, group)
-            if options.exchange:
-                ask = json.loads(options.exchange)
+            found = measure_rank(options.bytes, world.comm_group if environment.world_size > 1 else None)
+            if ask:
                 asked = ExchangeAsk(**ask | {"buckets": tuple(ask["buckets"]), "codecs": tuple(ask["codecs"])})
-                found["exchanges"] = measure_exchanges(environment, group, asked)
+                found["exchanges"] = measure_exchanges(environment, world, asked)
             print(json.dumps(found), flush=True)
         finally:
             world.close()

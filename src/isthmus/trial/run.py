@@ -139,6 +139,7 @@ def _exchange(setting: Setting, links: TunnelLinks, calibration: Measured) -> Ex
         codecs=tuple(dict.fromkeys(s.codec for s in crossing)),
         rate_bytes_per_s=links.rate_bytes_per_s / next(iter(setting.nodes.values())),
         compute_s=calibration.off_step_s * min(1.0, _cores() / ranks),
+        flat=any(s.kind == "flat" for s in setting.strategies),
     )
 
 
@@ -148,7 +149,8 @@ def _cores() -> int:
 
 def _inputs(strategy: Strategy, setting: Setting, links: TunnelLinks, calibration: Measured, speeds: Speeds) -> TrialInputs:
     regions = tuple(setting.nodes)
-    codec, work = speeds.codecs.get(strategy.codec), speeds.exchanges.get(strategy.codec)
+    codec = speeds.codecs.get(strategy.codec)
+    work = speeds.exchanges.get("flat" if strategy.kind == "flat" else strategy.codec)
     ranks = len(regions) * next(iter(setting.nodes.values()))
     return TrialInputs(
         regions=regions,
@@ -165,7 +167,7 @@ def _inputs(strategy: Strategy, setting: Setting, links: TunnelLinks, calibratio
         copy_bytes_per_s=speeds.copy_bytes_per_s,
         links_per_region=1 if len(regions) == 2 else len(regions) - 1,
         chunk_bytes=SEGMENT_BYTES,
-        exchange_cpu_s=work.ranks_cpu_s + work.line_cpu_s if work and strategy.kind != "flat" else None,
+        exchange_cpu_s=work.ranks_cpu_s + work.line_cpu_s if work else None,
         cores=_cores(),
         shared_cores=_cores() <= ranks,
         straggler_s=calibration.straggler_s,
