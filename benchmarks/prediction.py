@@ -1,11 +1,13 @@
 """C6: predicted against measured step time in the wind tunnel, every strategy on three fabrics that differ in kind.
 
     make prediction                                        # whatever is not measured yet; about 40 minutes in all
-    make prediction FABRIC=carrier STRATEGY=flat,int4      # these cells anew, each in a trial of about two minutes
+    make prediction FABRIC=carrier STRATEGY=flat,int4      # these cells once more, each in a trial of about two minutes
     make prediction CHUNK=6                                # all strategies of a fabric in one trial: a quarter of an hour in all
     make prediction SHOW=1                                 # the table of what there is
 
-Cells are kept in build/prediction.json as each trial ends, so the benchmark can be stopped and taken up again.
+Trials are kept in build/prediction.json as each ends, so the benchmark can be stopped and taken up again. Compute of the same
+ranks differs by a tenth from one start to the next: a cell is the median of all its trials that count, and more of them make it
+surer. Remove the file when predictions have changed.
 Each fabric is examples/shenzhen-shanghai.yaml with another line between its regions, tried as `isthmus try` does it: compute
 is measured with the WAN off, the predictions are written, and only then the strategies run; a step time is the median of three
 on-blocks. What counts is predicted / measured; a cell whose compute drifted meanwhile does not. The ratios that decide how a
@@ -115,14 +117,27 @@ def kept(path: Path) -> list[Cell]:
 
 
 def keep(path: Path, cells: list[Cell], fresh: list[Cell]) -> list[Cell]:
-    """`fresh` in place of older cells of the same name, written at once."""
-    names = {(each["fabric"], each["strategy"]) for each in fresh}
-    merged = [each for each in cells if (each["fabric"], each["strategy"]) not in names] + fresh
+    """`fresh` beside what there is, written at once."""
+    merged = [*cells, *fresh]
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(merged, indent=1), encoding="utf-8")
     partial.replace(path)
     return merged
+
+
+def medians(trials: list[Cell]) -> list[Cell]:
+    """One cell of each fabric and strategy, of its trials that count: the one of median ratio (of two, the worse), how many there
+    are and the ratios of all; where none counts, the last.
+    """
+    found: list[Cell] = []
+    for name in dict.fromkeys((each["fabric"], each["strategy"]) for each in trials):
+        own = [each for each in trials if (each["fabric"], each["strategy"]) == name]
+        counting = sorted((each for each in own if steady(each)), key=lambda each: each["ratio"]) or own[-1:]
+        low, high = counting[(len(counting) - 1) // 2], counting[len(counting) // 2]
+        typical = max(low, high, key=lambda each: abs(each["ratio"] - 1))
+        found.append(typical | {"ratios": [round(each["ratio"], 3) for each in counting]})
+    return found
 
 
 def chunks(options: argparse.Namespace, cells: list[Cell]) -> list[tuple[str, tuple[str, ...]]]:
@@ -143,8 +158,8 @@ def span(cells: list[Cell], ratio: str) -> float:
 
 def show(cells: list[Cell]) -> None:
     """The table, in the order of fabrics and strategies."""
-    print(f"{'fabric':8} {'strategy':14} {'predicted':>10} {'measured':>10} {'ratio':>6}  transfer / compute  RTT / compute")
-    by_name = {(each["fabric"], each["strategy"]): each for each in cells}
+    print(f"{'fabric':8} {'strategy':14} {'predicted':>10} {'measured':>10} {'ratio':>6}  transfer / compute  RTT / compute  trials")
+    by_name = {(each["fabric"], each["strategy"]): each for each in medians(cells)}
     for name in ((fabric, strategy) for fabric in FABRICS for strategy in STRATEGIES):
         each = by_name.get(name)
         if each is None:
@@ -153,7 +168,7 @@ def show(cells: list[Cell]) -> None:
         times = f"{each['predicted_s'] * 1e3:7.0f} ms {each['measured_s'] * 1e3:7.0f} ms {each['ratio']:6.2f}"
         print(
             f"{name[0]:8} {name[1]:14} {times}  {each['transfer_over_compute']:18.3g}  {each['rtt_over_compute']:13.3g}"
-            f"{_remark(each)}"
+            f"  {' '.join(f'{ratio:.2f}' for ratio in each['ratios'])}{_remark(each)}"
         )
 
 
@@ -165,7 +180,7 @@ def _remark(each: Cell) -> str:
 
 def verdict(found: list[Cell]) -> int:
     """Says what is met on stderr; 0 where all is. Cells from a machine that was not steady count as not measured."""
-    cells = [each for each in found if steady(each)]
+    cells = [each for each in medians(found) if steady(each)]
     missing = len(FABRICS) * len(STRATEGIES) - len(cells)
     near = [each for each in cells if abs(each["ratio"] - 1) <= LIMIT]
     print(f"{len(near)} of {len(cells)} within {LIMIT:.0%}; {missing} not measured", file=sys.stderr)
@@ -194,8 +209,8 @@ def names_in(known: tuple[str, ...]) -> Callable[[str], list[str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fabric", type=names_in(tuple(FABRICS)), metavar="A,B", help="only these, measured anew")
-    parser.add_argument("--strategy", type=names_in(STRATEGIES), metavar="A,B", help="only these, measured anew")
+    parser.add_argument("--fabric", type=names_in(tuple(FABRICS)), metavar="A,B", help="only these, measured once more")
+    parser.add_argument("--strategy", type=names_in(STRATEGIES), metavar="A,B", help="only these, measured once more")
     parser.add_argument("--chunk", type=int, default=1, help="strategies of one trial")
     parser.add_argument("--minutes", type=float, default=0.7, help="of training a strategy")
     parser.add_argument("--seed", type=int, default=0)
