@@ -31,7 +31,8 @@ from isthmus.runtime.wan.frames import (
     unpack_frame,
 )
 from isthmus.runtime.wan.inbox import Inbox
-from isthmus.runtime.wan.outbox import Outbox, Ticket
+from isthmus.runtime.wan.outbox import Outbox
+from isthmus.runtime.wan.ticket import Ticket
 
 EARLY_BYTES = 1 << 16
 PATTERN = bytes(range(251)) * 20

@@ -158,7 +158,8 @@ def span(cells: list[Cell], ratio: str) -> float:
 
 def show(cells: list[Cell]) -> None:
     """The table, in the order of fabrics and strategies."""
-    print(f"{'fabric':8} {'strategy':14} {'predicted':>10} {'measured':>10} {'ratio':>6}  transfer / compute  RTT / compute  trials")
+    titles = "transfer / compute  RTT / compute  trials"
+    print(f"{'fabric':8} {'strategy':14} {'predicted':>10} {'measured':>10} {'ratio':>6}  {titles}")
     by_name = {(each["fabric"], each["strategy"]): each for each in medians(cells)}
     for name in ((fabric, strategy) for fabric in FABRICS for strategy in STRATEGIES):
         each = by_name.get(name)

@@ -99,8 +99,8 @@ class Rank:
 
         from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, ReducerOptions
         from isthmus.runtime.environment import read_environment, read_members, split_address
+        from isthmus.runtime.wan.identity import Identity
         from isthmus.runtime.wan.rail import Rail, RailOptions
-        from isthmus.runtime.wan.tls import Identity
 
         torch.set_num_threads(1)
         place, folder = read_environment(), Path(options["folder"])

@@ -18,8 +18,8 @@ from isthmus.runtime.local_steps.link import RoundsLink
 from isthmus.runtime.local_steps.sync import LocalSync
 from isthmus.runtime.wan.door import Door
 from isthmus.runtime.wan.frames import federation_id
+from isthmus.runtime.wan.identity import Identity
 from isthmus.runtime.wan.rail import RailOptions
-from isthmus.runtime.wan.tls import Identity
 from isthmus.runtime.world import World
 
 

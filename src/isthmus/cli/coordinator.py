@@ -57,6 +57,6 @@ def _is_loopback(host: str) -> bool:
 
 
 def _tls(folder: Path) -> ssl.SSLContext:
-    from isthmus.runtime.wan.tls import Identity
+    from isthmus.runtime.wan.identity import Identity
 
     return Identity.coordinator(folder).answering

@@ -118,7 +118,7 @@ def _certificates(request: Request) -> Iterator[Finding]:
 
 
 def _fault(folder: Path, region: str | None) -> InputError | None:
-    from isthmus.runtime.wan.tls import Identity
+    from isthmus.runtime.wan.identity import Identity
 
     try:
         Identity.load(folder, region) if region is not None else Identity.coordinator(folder)

@@ -18,8 +18,8 @@ from isthmus.runtime.metrics import Metrics
 from isthmus.runtime.runnable import SURVIVING
 from isthmus.runtime.wan.door import Door
 from isthmus.runtime.wan.frames import federation_id
+from isthmus.runtime.wan.identity import Identity
 from isthmus.runtime.wan.rail import Rail, RailOptions
-from isthmus.runtime.wan.tls import Identity
 from isthmus.runtime.world import World
 
 __all__ = ["LocalKeeper", "WatchedRounds", "load_identity", "open_rounds"]

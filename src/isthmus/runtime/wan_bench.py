@@ -21,8 +21,8 @@ from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, Rails,
 from isthmus.runtime.environment import Members, RankEnvironment
 from isthmus.runtime.wan.door import Door
 from isthmus.runtime.wan.frames import federation_id
+from isthmus.runtime.wan.identity import Identity
 from isthmus.runtime.wan.rail import Rail, RailOptions
-from isthmus.runtime.wan.tls import Identity
 from isthmus.runtime.wan_transfer import Way, agreed_amount, ping, told_retransmits, transfer
 from isthmus.runtime.world import World, open_world
 

@@ -12,7 +12,7 @@ from isthmus.keys import make_keys
 from isthmus.runtime.federation.coordinator import serving
 from isthmus.runtime.federation.store import Store, StoreLostError, open_store
 from isthmus.runtime.loopback import free_ports
-from isthmus.runtime.wan.tls import Identity
+from isthmus.runtime.wan.identity import Identity
 
 needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed (Debian: etcd-server)")
 

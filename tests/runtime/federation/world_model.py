@@ -288,7 +288,7 @@ class Model:
             incarnations=(region.incarnation,),
             round=len(region.history),
             tokens=region.tokens,
-            branch=region.name,
+            branch=f"{region.name} alone {region.incarnation}",
         )
         region.left = region.recorded = False
 

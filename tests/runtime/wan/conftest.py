@@ -11,8 +11,8 @@ import torch
 from isthmus.keys import make_keys
 from isthmus.runtime.environment import Members
 from isthmus.runtime.wan.frames import Frame, chunk_check, pack_frame
+from isthmus.runtime.wan.identity import Identity
 from isthmus.runtime.wan.rail import Rail, RailOptions
-from isthmus.runtime.wan.tls import Identity
 
 LOOPBACK = "127.0.0.1"
 

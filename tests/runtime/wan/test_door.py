@@ -12,8 +12,8 @@ from isthmus.errors import InputError
 from isthmus.runtime.environment import Members
 from isthmus.runtime.wan.door import Door
 from isthmus.runtime.wan.frames import HELLO_BYTES, Hello, StrangerError, federation_id, pack_hello
+from isthmus.runtime.wan.identity import Identity
 from isthmus.runtime.wan.rail import Rail, RailOptions
-from isthmus.runtime.wan.tls import Identity
 
 from .conftest import LOOPBACK, data, signal, wait_until
 

@@ -19,8 +19,9 @@ from isthmus.runtime.wan.frames import (
     unpack_frame,
     unpack_hello,
 )
-from isthmus.runtime.wan.outbox import Outbox, Outgoing, Ticket
+from isthmus.runtime.wan.outbox import Outbox, Outgoing
 from isthmus.runtime.wan.shape import choose_shares, choose_streams
+from isthmus.runtime.wan.ticket import Ticket
 
 U64 = st.integers(0, 2**64 - 1)
 

@@ -237,7 +237,7 @@ def against(impostor, act, timeout_s=10.0):
         ({"region": 7}, "region 7 does not connect to region 0"),
         ({"to_region": 1}, "it wants region 1 rail 0"),
         ({"streams": 2}, "it opens stream 0 of 2, here rails have 1 streams"),
-        ({"version": 2}, "speaks version 2 of the rail protocol, this is version 4"),
+        ({"version": 2}, "speaks version 2 of the rail protocol, this is version 5"),
         ({"text": "r0"}, "region 1 is 'r1' here, not 'r0'"),
         ({"members": 5}, "generation 0 has other members here"),
     ],

@@ -210,6 +210,7 @@ class Membership(Entrance):
         standing = self._standing
         done = 1 if standing.voted else 0
         # The others may still move the old incarnation into a generation of theirs, by a record it has left behind.
+        # And the store may hold a branch of the region's own name, whose regions must not take this one for theirs.
         self._incarnation, self._registered = secrets.token_hex(8), False
         generation = Generation(
             number=old.number + 1,
@@ -217,6 +218,6 @@ class Membership(Entrance):
             incarnations=(self._incarnation,),
             round=standing.applied + 1 + done,
             tokens=standing.tokens + done * standing.voted_tokens,
-            branch=self.region,
+            branch=f"{self.region} alone {self._incarnation[:6]}",
         )
         return Regrouped(generation, True)

@@ -18,8 +18,9 @@ from typing import Final
 from isthmus.errors import InputError
 from isthmus.runtime.environment import split_address
 from isthmus.runtime.wan.frames import HELLO_MAGIC, Hello, QuietError, StrangerError, pack_hello, read_hello
+from isthmus.runtime.wan.identity import Identity
 from isthmus.runtime.wan.streams import PlainStream, open_listener
-from isthmus.runtime.wan.tls import Identity, TlsStream, greet, peer_region
+from isthmus.runtime.wan.tls import TlsStream, greet, peer_region
 
 __all__ = ["Door", "Newcomer", "demand_keys", "receiver"]
 
@@ -179,7 +180,11 @@ class Door:
                 Newcomer(wire, wire, read_hello(receiver(wire), who), who, 0.0).refuse(NO_KEYS)
                 raise StrangerError(f"it does not speak TLS: {NO_KEYS}")
             stream = greet(wire, self.identity, calling=False, who=who)
-        hello = read_hello(receiver(stream), who)
+        try:
+            hello = read_hello(receiver(stream), who)
+        except BaseException:
+            stream.forget()
+            raise
         wire.deadline_s = None
         newcomer = Newcomer(stream, wire, hello, who, time.monotonic())
         if isinstance(stream, TlsStream):

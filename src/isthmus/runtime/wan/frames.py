@@ -47,7 +47,7 @@ __all__ = [
     "unpack_hello",
 ]
 
-VERSION: Final = 4
+VERSION: Final = 5
 MAGIC: Final = b"ISFR"
 HELLO_MAGIC: Final = b"ISTHMUS\0"
 _TLS: Final = (b"\x16\x03", b"\x15\x03")  # how a TLS handshake or alert begins

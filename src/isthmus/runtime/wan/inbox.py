@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from isthmus.runtime.wan.frames import CorruptFrameError, DisagreementError, Frame, PeerLostError
-from isthmus.runtime.wan.outbox import Ticket
 from isthmus.runtime.wan.ranges import Ranges
+from isthmus.runtime.wan.ticket import Ticket
 
 __all__ = ["Inbox", "Landing"]
 

@@ -22,8 +22,9 @@ from isthmus.runtime.wan.frames import (
     pack_hello,
     read_hello,
 )
+from isthmus.runtime.wan.identity import Identity
 from isthmus.runtime.wan.streams import PlainStream, prepare
-from isthmus.runtime.wan.tls import Identity, TlsStream, greet, peer_region
+from isthmus.runtime.wan.tls import TlsStream, greet, peer_region
 
 __all__ = ["Call", "Opening"]
 
@@ -153,6 +154,15 @@ class Call:
         stream: PlainStream | TlsStream = wire
         if opening.identity is not None:
             stream = greet(wire, opening.identity, calling=True, who=self.who)
+        try:
+            return stream, self._talk(stream, wire, deadline_s)
+        except BaseException:
+            stream.forget()
+            raise
+
+    def _talk(self, stream: PlainStream | TlsStream, wire: PlainStream, deadline_s: float) -> Hello:
+        opening = self._opening
+        if isinstance(stream, TlsStream):
             name, expected = peer_region(stream, self.who), opening.members.regions[self._region].name
             if name != expected:
                 raise StrangerError(f"{self.who} holds the certificate of region {name!r}")
@@ -162,7 +172,7 @@ class Call:
         answer = read_hello(receiver(stream), self.who)
         wire.deadline_s = None
         self._check(mine, answer)
-        return stream, answer
+        return answer
 
     def _check(self, mine: Hello, answer: Hello) -> None:
         opening = self._opening

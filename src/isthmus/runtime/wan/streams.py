@@ -90,6 +90,10 @@ class Stream(Protocol):
         """End it both ways; threads inside `send` and `receive` return or raise OSError."""
         ...
 
+    def forget(self) -> None:
+        """Give back what it holds beside its TCP connection, which stays its opener's."""
+        ...
+
     def release(self) -> None:
         """Give the descriptor back, once its threads have ended."""
         ...
@@ -198,6 +202,10 @@ class PlainStream:
         """Set the options of `prepare` on an accepted stream."""
         prepare(self._socket, congestion, timeout_s, pace_bytes_per_s)
 
+    def duplicate(self) -> socket.socket:
+        """Another descriptor of the same connection."""
+        return self._socket.dup()
+
     def first_byte(self) -> bytes:
         """The first byte that the peer says, b"" where it ends the stream without a word; takes nothing from it."""
         while True:
@@ -245,6 +253,9 @@ class PlainStream:
         self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def forget(self) -> None:
+        """Nothing: there is only the connection."""
 
     def release(self) -> None:
         """Give the descriptor back, once its threads have ended."""

@@ -8,95 +8,28 @@ What this leaves out: revocation (make new keys), and the kernel's TLS, which Py
 
 import socket
 import ssl
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+import time
+from collections.abc import Callable, Sequence
 from typing import Final
 from urllib.parse import unquote
 
-from isthmus.errors import InputError
-from isthmus.keys import AUTHORITY, COORDINATOR, COORDINATOR_URI, region_uri
+from isthmus.keys import region_uri
 from isthmus.runtime.wan.frames import StrangerError
+from isthmus.runtime.wan.identity import Identity
 from isthmus.runtime.wan.streams import Kernel, PlainStream
 
-__all__ = ["Identity", "TlsStream", "greet", "peer_region", "reason", "uris"]
+__all__ = ["TlsStream", "greet", "peer_region", "reason", "uris"]
 
 _REGION: Final = region_uri("")
 RECORD_BYTES: Final = 1 << 14
 SEALED_BYTES: Final = RECORD_BYTES + 256 + 5  # the most that a record takes on the wire (RFC 8446, 5.1 and 5.2)
-# What goes through OpenSSL's memory at a time stays in a core's own cache: with 1 MiB both ways run at half the speed.
-FLUSH_BYTES: Final = 1 << 16
+RECORD_HEADER_BYTES: Final = 5
+_HANDSHAKE: Final = b"\x16"  # the type of a handshake's first record (RFC 8446, 5.1)
+# What goes through OpenSSL's memory at a time stays in a core's own cache: with 1 MiB the way runs at half the speed.
 READ_BYTES: Final = 1 << 16
 JOIN_BYTES: Final = 1 << 12
 # AES-GCM may seal 2^24.5 full records under one key (RFC 8446, 5.5); Python cannot renew a key, so the stream is renewed.
 SENT_BYTES_MAX: Final = RECORD_BYTES << 23
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who this rank is to the others: contexts to call and to answer with, both asking for the other's certificate.
-
-    Attributes:
-        region: Name of the region; "" for the coordinator.
-        folder: Where the keys came from.
-    """
-
-    region: str
-    folder: str
-    calling: ssl.SSLContext = field(repr=False)
-    answering: ssl.SSLContext = field(repr=False)
-
-    @classmethod
-    def load(cls, folder: Path | str, region: str) -> "Identity":
-        """Read `ca.pem`, `<region>.pem` and `<region>.key` of `folder`, as `isthmus keys` writes them.
-
-        Raises:
-            InputError: A file is missing or no key, the two do not belong together, or the certificate is another's.
-        """
-        return cls._load(Path(folder), region, region, region_uri(region))
-
-    @classmethod
-    def coordinator(cls, folder: Path | str) -> "Identity":
-        """The same for the coordinator: `coordinator.pem` and `coordinator.key`."""
-        return cls._load(Path(folder), "", COORDINATOR, COORDINATOR_URI)
-
-    @classmethod
-    def _load(cls, folder: Path, region: str, stem: str, uri: str) -> "Identity":
-        hint = f"isthmus keys {stem if region else '...'} -o {folder}"
-        authority, certificate, key = folder / f"{AUTHORITY}.pem", folder / f"{stem}.pem", folder / f"{stem}.key"
-        for path in (authority, certificate, key):
-            if not path.is_file():
-                raise InputError(str(path), "is missing: TLS between regions needs it", hint)
-        contexts = []
-        for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER):
-            context = ssl.SSLContext(protocol)
-            context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
-            context.check_hostname = False  # names of regions, not of hosts: `peer_region` checks them
-            context.verify_mode = ssl.CERT_REQUIRED
-            try:
-                context.load_verify_locations(authority)
-                context.load_cert_chain(certificate, key)
-            except (ssl.SSLError, OSError) as error:
-                found = f"cannot be used with {key.name} and {authority.name}: {error}"
-                raise InputError(str(certificate), found, hint) from None
-            contexts.append(context)
-        contexts[1].num_tickets = 0  # every stream makes its own keys
-        found = _own_uris(certificate)
-        if found != [uri]:
-            raise InputError(str(certificate), f"is a certificate of {', '.join(found) or 'nobody'}, expected {uri}", hint)
-        return cls(region, str(folder), *contexts)
-
-
-def _own_uris(certificate: Path) -> list[str]:
-    from cryptography import x509
-
-    found = x509.load_pem_x509_certificate(certificate.read_bytes())
-    try:
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return []
-    return names.get_values_for_type(x509.UniformResourceIdentifier)
 
 
 def uris(certificate: dict | None) -> list[str]:
@@ -127,10 +60,15 @@ def greet(wire: PlainStream, identity: Identity, *, calling: bool, who: str) -> 
     stream = TlsStream(wire, identity, calling=calling)
     try:
         stream.shake_hands()
-    except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
-        raise ConnectionResetError(f"{who} ended the connection inside the TLS handshake") from error
-    except ssl.SSLError as error:
-        raise StrangerError(f"{who}: {reason(error)}") from error
+    except BaseException as error:
+        stream.forget()
+        if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+            raise ConnectionResetError(f"{who} ended the connection inside the TLS handshake") from error
+        if isinstance(error, TimeoutError):
+            raise TimeoutError("it said too little for too long") from error
+        if isinstance(error, ssl.SSLError):
+            raise StrangerError(f"{who}: {reason(error)}") from error
+        raise
     return stream
 
 
@@ -154,25 +92,27 @@ def reason(error: ssl.SSLError) -> str:
 
 
 class TlsStream:
-    """TLS over one TCP stream, in memory: OpenSSL never touches the socket, so sender and receiver block outside its lock.
+    """TLS over one TCP stream, in two sessions, one for each way, both opened by the caller: its own to the other end first.
 
-    OpenSSL's connection object is not safe for two threads, and CPython 3.11 does not guard it: `_lock` does. It is held for
-    `FLUSH_BYTES` or `READ_BYTES` at a time: one call seals that much, SSL_read opens one record of 16 KB a call.
+    OpenSSL's connection object is not safe for two threads. With one session a way the sender and the receiver have one each and
+    never wait for each other. What is sent OpenSSL hands to the kernel itself; what comes is read in `READ_BYTES` and opened in
+    memory, so that Python runs once for so much and not once a packet.
+
+    Both sessions have a whole handshake, with the certificates of both ends, which must be the same. The first thing that each
+    end says is by which handshake the other way was opened: nobody in between can join sessions of two streams.
     """
 
     def __init__(self, wire: PlainStream, identity: Identity, *, calling: bool) -> None:
-        self._wire = wire
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._wire, self._calling = wire, calling
         context = identity.calling if calling else identity.answering
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=not calling)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._opener = context.wrap_bio(self._incoming, self._outgoing, server_side=not calling)
+        self._sealer = context.wrap_socket(wire.duplicate(), server_side=not calling, do_handshake_on_connect=False)
         self._raw = memoryview(bytearray(READ_BYTES))
-        self._lock = threading.Lock()
+        self._left_of_record = 0
+        self._bound = False
         self.sent_bytes = 0
-
-    @property
-    def sent_at_s(self) -> float:
-        """When the kernel last took something."""
-        return self._wire.sent_at_s
+        self.sent_at_s = time.monotonic()
 
     @property
     def heard_at_s(self) -> float:
@@ -197,16 +137,41 @@ class TlsStream:
     @property
     def certificate(self) -> dict | None:
         """The peer's, decoded; it has been verified."""
-        return self._tls.getpeercert()
+        return self._opener.getpeercert()
 
     def shake_hands(self) -> None:
-        """Run the handshake to its end; raises ssl.SSLError or OSError. Only before threads use the stream."""
+        """Run both handshakes to their end; raises ssl.SSLError or OSError. Only before threads use the stream."""
+        shakes = (self._shake_sealer, self._shake_opener) if self._calling else (self._shake_opener, self._shake_sealer)
+        for shake in shakes:
+            shake()
+        if self._sealer.getpeercert(True) != self._opener.getpeercert(True):
+            raise StrangerError("one way it has another certificate than the other way")
+        self._seal(memoryview(_binding(self._opener)))
+
+    def _shake_sealer(self) -> None:
+        self._in_time(self._sealer.do_handshake)
+
+    def _in_time(self, work: Callable[[], object]) -> None:
+        deadline_s = self._wire.deadline_s
+        self._sealer.settimeout(None if deadline_s is None else max(0.001, deadline_s - time.monotonic()))
+        try:
+            work()
+        finally:
+            self._sealer.settimeout(None)
+
+    def _shake_opener(self) -> None:
+        begun = False
         while True:
             try:
-                self._tls.do_handshake()
+                self._opener.do_handshake()
             except ssl.SSLWantReadError:
                 self._flush()
-                self._feed(self._wire.receive_some(self._raw))
+                if self._calling and not begun and self._wire.first_byte() not in (b"", _HANDSHAKE):
+                    # No answer to this session's greeting, so an alert of the first: the other end refuses our certificate.
+                    self._in_time(lambda: self._sealer.recv(1))
+                    raise StrangerError("it broke off between two TLS handshakes") from None
+                begun = True
+                self._feed_record()
             except ssl.SSLError:
                 self._flush()  # the alert that tells the other side why
                 raise
@@ -214,39 +179,45 @@ class TlsStream:
                 self._flush()
                 return
 
+    def _flush(self) -> None:
+        said = self._outgoing.read()
+        if said:
+            self._wire.send((said,))
+
+    def _feed_record(self) -> None:
+        """The next record's header, or what it announces, and nothing of what follows: that may be the other session's.
+
+        The header goes in first: of one that is none OpenSSL says what it looks like.
+        """
+        size = self._left_of_record or RECORD_HEADER_BYTES
+        piece = self._raw[:size]
+        arrived = self._wire.receive(piece)
+        self._left_of_record = 0 if self._left_of_record else int.from_bytes(piece[3:5], "big")
+        self._feed(arrived)
+
     def send(self, parts: Sequence[memoryview | bytes]) -> None:
-        """Encrypt all `parts` and hand them to the kernel; small ones share a record."""
-        small: list[memoryview | bytes] = []
+        """Encrypt all `parts` and hand them to the kernel; small ones share a record with what follows."""
+        small = list[memoryview | bytes]()
         for part in parts:
             if len(part) <= JOIN_BYTES:
                 small.append(part)
                 continue
+            view = memoryview(part)
             if small:
-                self._seal(memoryview(b"".join(small)))
+                room = max(0, RECORD_BYTES - sum(map(len, small)))
+                self._seal(memoryview(b"".join([*small, view[:room]])))
                 small.clear()
-            self._seal(memoryview(part))
+                view = view[room:]
+            self._seal(view)
         if small:
             self._seal(memoryview(b"".join(small)))
-        self._flush()
 
     def _seal(self, view: memoryview) -> None:
-        write, size = self._tls.write, view.nbytes
-        done = 0
+        send, size, done = self._sealer.send, view.nbytes, 0
         while done < size:
-            stop = min(size, done + FLUSH_BYTES)
-            with self._lock:
-                while done < stop:
-                    done += write(view[done:stop])
-                sealed = self._outgoing.read() if done < size else b""
-            if sealed:
-                self._wire.send((sealed,))
+            done += send(view[done:])  # a record a call
+            self.sent_at_s = time.monotonic()
         self.sent_bytes += size
-
-    def _flush(self) -> None:
-        with self._lock:
-            sealed = self._outgoing.read()
-        if sealed:
-            self._wire.send((sealed,))
 
     def _feed(self, arrived: int) -> None:
         if arrived:
@@ -259,7 +230,17 @@ class TlsStream:
 
         Raises:
             OSError: A record was forged or damaged, or the peer sent an alert.
+            StrangerError: The two ways do not belong to one stream.
         """
+        if not self._bound:
+            self._bound = True
+            expected = _binding(self._sealer)
+            said = memoryview(bytearray(len(expected)))
+            if self._receive(said) == len(expected) and bytes(said) != expected:
+                raise StrangerError("its two ways do not belong to one stream: somebody stands in between")
+        return self._receive(into)
+
+    def _receive(self, into: memoryview) -> int:
         done, ended = self._open(into, 0, None)
         while done < into.nbytes and not ended:
             # So much must still come, whatever part of a record OpenSSL holds already: Python runs when it is there, and
@@ -274,20 +255,19 @@ class TlsStream:
 
     def _open(self, into: memoryview, done: int, arrived: int | None) -> tuple[int, bool]:
         """Decrypt what is here, `arrived` new bytes of it in `_raw`, into `into` from `done` on; how far, and if it ends."""
-        read, size = self._tls.read, into.nbytes
-        with self._lock:
-            if arrived is not None:
-                self._feed(arrived)
-            try:
-                while done < size:
-                    count = int(read(size - done, into[done:]))
-                    if not count:
-                        return done, True
-                    done += count
-            except ssl.SSLWantReadError:
-                pass
-            except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-                return done, True
+        read, size = self._opener.read, into.nbytes
+        if arrived is not None:
+            self._feed(arrived)
+        try:
+            while done < size:
+                count = int(read(size - done, into[done:]))
+                if not count:
+                    return done, True
+                done += count
+        except ssl.SSLWantReadError:
+            pass
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            return done, True
         return done, False
 
     def tune(self, chunk_bytes_max: int) -> None:
@@ -310,6 +290,19 @@ class TlsStream:
         """End it both ways, which wakes the threads inside."""
         self._wire.close()
 
+    def forget(self) -> None:
+        """Give the descriptor for sending back; the connection stays its opener's."""
+        self._sealer.close()
+
     def release(self) -> None:
-        """Give the descriptor back."""
+        """Give the descriptors back."""
+        self.forget()
         self._wire.release()
+
+
+def _binding(session: ssl.SSLObject | ssl.SSLSocket) -> bytes:
+    """What only the two ends of this session know: the caller's finished message (RFC 5929's tls-unique)."""
+    found = session.get_channel_binding("tls-unique")
+    if not found:
+        raise StrangerError("this Python cannot tell TLS sessions apart")
+    return found
