@@ -54,7 +54,8 @@ class Exchange:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeWork:
     """CPU seconds of one exchange of all buckets, beyond those of the same buckets inside the regions: frames, threads,
-    checksums, the codec (`ranks_cpu_s`, all ranks together) and the emulated link itself (`line_cpu_s`).
+    checksums, the codec and what the computing threads beside it lose to packets' interrupts (`ranks_cpu_s`, all ranks together),
+    and the emulated link itself (`line_cpu_s`).
     """
 
     ranks_cpu_s: float

@@ -193,6 +193,7 @@ SCENARIOS = {
     "all_reduce": reducing.all_reduce,
     "again": reducing.again,
     "lose": reducing.lose,
+    "hasty": reducing.hasty,
 }
 
 

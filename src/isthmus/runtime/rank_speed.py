@@ -83,9 +83,8 @@ def measure_exchanges(environment: RankEnvironment, world: World, ask: ExchangeA
         found: dict[str, object] = {}
 
         def measure(name: str, across: Sync, inside: Sync) -> None:
-            inside_s, _ = _sync_cpu_s(courier, inside, ask)
-            across_s, (began_s, ended_s) = _sync_cpu_s(courier, across, ask)
-            cpu_s = max(0.0, across_s - inside_s)
+            alone, (beside, (began_s, ended_s)) = _sync_work(courier, inside, ask)[0], _sync_work(courier, across, ask)
+            cpu_s = max(0.0, beside.cpu_s - alone.cpu_s) + beside.lost_s(alone)
             found[name] = {"cpu_s": cpu_s, "began_s": began_s, "ended_s": ended_s, "rounds": EXCHANGE_ROUNDS}
 
         for codec in ask.codecs:
@@ -110,25 +109,46 @@ def _rings(group: dist.ProcessGroup, buckets: Sequence[torch.Tensor]) -> None:
         work.wait()
 
 
-def _sync_cpu_s(courier: Courier, sync: Sync, ask: ExchangeAsk) -> tuple[float, tuple[float, float]]:
-    """Mean CPU seconds a round of everything but the computing thread, and (begin, end) of the rounds that count."""
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """CPU seconds a round of everything but the computing thread; and of that thread, with the products it made in them.
+
+    Packets that arrive interrupt whatever runs: their work is done in the computing thread's time. It shows in how few products
+    that thread gets done, as do the caches that it shares with an exchange.
+    """
+
+    cpu_s: float
+    compute_s: float
+    products: float
+
+    def lost_s(self, alone: "_Work") -> float:
+        """Seconds that the computing thread lost a round, by its speed in `alone`."""
+        return self.compute_s * max(0.0, 1 - (self.products / self.compute_s) / (alone.products / alone.compute_s))
+
+
+def _sync_work(courier: Courier, sync: Sync, ask: ExchangeAsk) -> tuple[_Work, tuple[float, float]]:
+    """Means over rounds, and (begin, end) of the rounds that count."""
     buckets = [torch.randn(max(1, size // 4)) for size in ask.buckets]
     _beside_compute(courier, sync, buckets, ask.compute_s)
     begun_s, begun_cpu_s = time.monotonic(), time.process_time() - time.thread_time()
-    for _ in range(EXCHANGE_ROUNDS):
-        _beside_compute(courier, sync, buckets, ask.compute_s)
+    made = [_beside_compute(courier, sync, buckets, ask.compute_s) for _ in range(EXCHANGE_ROUNDS)]
     cpu_s = time.process_time() - time.thread_time() - begun_cpu_s
-    return cpu_s / EXCHANGE_ROUNDS, (begun_s, time.monotonic())
+    products, compute_s = (sum(each) / EXCHANGE_ROUNDS for each in zip(*made, strict=True))
+    return _Work(cpu_s / EXCHANGE_ROUNDS, compute_s, products), (begun_s, time.monotonic())
 
 
-def _beside_compute(courier: Courier, sync: Sync, buckets: Sequence[torch.Tensor], compute_s: float) -> None:
-    """One `sync` on the communication thread, while this thread computes."""
+def _beside_compute(
+    courier: Courier, sync: Sync, buckets: Sequence[torch.Tensor], compute_s: float
+) -> tuple[int, float]:
+    """One `sync` on the communication thread, while this thread computes: products made, and its seconds for them."""
     done = courier.submit(lambda: sync(buckets))
     matrix = torch.randn(_MATRIX, _MATRIX)
-    begun_s = time.thread_time()
-    while time.thread_time() - begun_s < compute_s:
+    begun_s, products = time.thread_time(), 0
+    while (spent_s := time.thread_time() - begun_s) < compute_s or not products:
         torch.mm(matrix, matrix)
+        products += 1
     done.result()
+    return products, spent_s
 
 
 def _codec(codec: CodecName, values: torch.Tensor, group: dist.ProcessGroup | None) -> dict[str, float]:

@@ -12,6 +12,7 @@ import torch
 
 from isthmus.plan import Strategy, load_plan
 from isthmus.runtime.collectives.hierarchical import HierarchicalReducer, Rails, ReducerOptions
+from isthmus.runtime.collectives.near import Near
 from isthmus.runtime.environment import Members, RankEnvironment, read_environment
 from isthmus.runtime.federation.generation import Generation
 from isthmus.runtime.federation.opening import RailOpener
@@ -41,6 +42,8 @@ def open_reducer(options: dict[str, Any]) -> tuple[RankEnvironment, Rail, Hierar
     rail = Rail.open(*where, 3, options.get("silence_s", 60.0), options_of_rail)
     group = world.comm_group if environment.world_size > 1 else None
     staged = environment.region_index in options.get("staged", [])
+    if options.get("far"):
+        Near.find = classmethod(lambda *_: None)  # type: ignore[method-assign]
     how = ReducerOptions(segment_bytes=1 << 16, staged=staged)
     return environment, rail, HierarchicalReducer(group, rail, strategy.codec, how)
 
@@ -75,6 +78,27 @@ def all_reduce(options: dict[str, Any], *_: Any) -> None:
     own = sum(values(region, k, size) for k in range(ranks)) / ranks
     apart = float((inside - own).abs().max())
     print(json.dumps({"hashes": hashes, "error": error, "undone": torch.equal(first, second), "inside": apart}), flush=True)
+    rail.close()
+
+
+def hasty(options: dict[str, Any], *_: Any) -> None:
+    """Every rank spoils its tensor as soon as it has it back, while rank 1 is slow to read what lies in the others' memory."""
+    environment, rail, reducer = open_reducer(options)
+    if environment.rank == 1:
+        read = Near.read
+
+        def late(self: Near, rank: int, address: int, into: torch.Tensor) -> None:
+            time.sleep(0.02)
+            read(self, rank, address, into)
+
+        Near.read = late  # type: ignore[method-assign]
+    hashes = list[int]()
+    for number in range(3):
+        tensor = values(environment.region_index, environment.rank, options["size"], number)
+        reducer.all_reduce_(tensor, 0)
+        hashes.append(fingerprint([tensor]))
+        tensor.fill_(float("nan"))
+    print(json.dumps({"hashes": hashes, "near": reducer.region.near is not None}), flush=True)
     rail.close()
 
 
@@ -129,6 +153,8 @@ class Again:
         under_way = [reducer.begin(tensor, tag, 10 * self.size * tag) for tag, tensor in enumerate(tensors)]
         if fail_into is not None:
             if self.options.get("dies") == self.environment.region:
+                if self.world.comm_group is not None and self.environment.world_size > 1:
+                    self.world.comm_group.barrier().wait()  # its own ranks are done with each other: the region goes as a whole
                 os._exit(0)
             # One part has come in when a region dies, or all drop what they have. Each rank finds out when it does, and all must
             # still make the same calls inside the region.

@@ -40,6 +40,20 @@ def test_a_region_whose_tensors_are_staged_as_a_gpus_ends_with_the_bits_of_the_o
     assert all(line["undone"] and line["inside"] < 1e-6 for line in staged)
 
 
+@pytest.mark.parametrize(("ranks", "size"), [(2, 100_000), (3, 50_001)])
+def test_ranks_that_read_each_others_memory_come_to_the_bits_of_those_that_send(ranks: int, size: int, nursery: Any) -> None:
+    read, sent = (run(nursery, 2, ranks, scenario="all_reduce", size=size, far=far).succeeded().said() for far in (False, True))
+    assert [line["hashes"] for line in read] == [line["hashes"] for line in sent]
+
+
+def test_a_rank_gets_its_tensor_back_only_when_the_others_have_read_it(nursery: Any) -> None:
+    lines = run(nursery, 2, 3, scenario="hasty", size=60_000).succeeded().said()
+    if not all(line["near"] for line in lines):
+        pytest.skip("processes may not read each other's memory here (ptrace_scope, seccomp)")
+    assert len({tuple(line["hashes"]) for line in lines}) == 1
+    assert len(set(lines[0]["hashes"])) == 3
+
+
 def test_a_peer_killed_in_the_middle_is_named_at_once(nursery: Any) -> None:
     outcome = run(nursery, 2, 1, scenario="lose", signal="SIGKILL")
     assert outcome.codes == [0, -9], outcome.logs

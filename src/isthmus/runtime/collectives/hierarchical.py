@@ -85,6 +85,7 @@ class HierarchicalReducer:
         between_regions: False leaves the WAN out: the result is then the mean (or sum) inside the region only.
         total: Rails of all members together, whoever takes part.
         rails: The way to the other regions; may be replaced while nothing is under way, or before `again`.
+        region: The ranks of this one.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class HierarchicalReducer:
         self._epochs: dict[int, int] = {}
         self._buffers = Buffers()
         retain, replicated = self._options.retry, self._options.replicated
-        self._region = Region(region_group, self._rank, self._ranks, self._buffers, retain, replicated)
+        self.region = Region(region_group, self._rank, self._ranks, self._buffers, retain, replicated)
         self.between_regions = True
 
     def all_reduce_(
@@ -167,7 +168,7 @@ class HierarchicalReducer:
         under_way = UnderWay(segments, tag, epoch, first, None if weights is None else tuple(weights), placed)
         for number in range(len(segments)):
             self._await(under_way, number)
-        self._region.reduce_scatter(segments, lambda number: self._cross(under_way, number))
+        self.region.reduce_scatter(segments, lambda number: self._cross(under_way, number))
         return under_way
 
     def advance(self, under_way: Sequence["UnderWay"]) -> None:
@@ -198,9 +199,9 @@ class HierarchicalReducer:
                 self._step(under_way, number, _reduce)
             while finished < number and (last or self._ready(under_way, finished)):
                 self._step(under_way, finished, _finish)
-                self._region.gather(segments[finished])
+                self.region.gather(segments[finished])
                 finished += 1
-        self._region.settle()
+        self.region.settle()
         if under_way.error is not None:
             raise under_way.error
 

@@ -203,7 +203,8 @@ class PlainStream:
         prepare(self._socket, congestion, timeout_s, pace_bytes_per_s)
 
     def duplicate(self) -> socket.socket:
-        """Another descriptor of the same connection."""
+        """Another descriptor of the same connection; raises OSError where that is broken already."""
+        self._socket.getpeername()
         return self._socket.dup()
 
     def first_byte(self) -> bytes:
