@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.trial.measured import read_lines, reduce_metrics
+from isthmus.trial.measured import combine_starts, read_lines, reduce_metrics
 
 
 def steps(block: int, mode: str, seconds: list[float], wan_from: float = 0.0, wan_step: float = 0.0) -> list[dict[str, Any]]:
@@ -48,6 +48,23 @@ def test_blocks_reduce_to_medians_over_repeats_and_ranks() -> None:
     assert (measured.parameters, measured.gradient_bytes, measured.buckets) == (10, 40, (16, 24))
     assert measured.loss == ((400, 2.5),)
     assert measured.hashes == ("ab", "ab")
+
+
+def test_one_slow_start_of_three_does_not_decide_the_compute() -> None:
+    starts = []
+    for seconds, straggler in ((1.0, 0.0), (1.3, 0.4), (1.1, 0.2)):
+        west, east = one_rank(1.0)[:2], one_rank(1.0)[:2]
+        west += steps(0, "off", [seconds, seconds])
+        east += steps(0, "off", [seconds + straggler, seconds + straggler])
+        measured = reduce_metrics({"west-0": west, "east-0": east})
+        assert measured is not None
+        starts.append(measured)
+    together = combine_starts(starts)
+    # A block's time is the median over its two ranks: 1.0, 1.5 and 1.2 s; what they wait for each other half their difference.
+    assert together.off_step_s_repeats == pytest.approx((1.0, 1.5, 1.2))
+    assert together.off_step_s == pytest.approx(1.2)
+    assert together.straggler_s == pytest.approx(0.1)
+    assert (together.steps, together.buckets) == (6, (16, 24))
 
 
 def test_regions_that_take_turns_being_slow_pay_for_the_slower_one() -> None:

@@ -5,13 +5,13 @@ The only statistics are medians over repeats: a block is one repeat, its step ti
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-__all__ = ["Measured", "read_lines", "reduce_metrics"]
+__all__ = ["Measured", "combine_starts", "read_lines", "reduce_metrics"]
 
 _NOTHING: dict[str, Any] = {}
 
@@ -109,6 +109,22 @@ def reduce_metrics(ranks: dict[str, list[dict[str, Any]]]) -> Measured | None:
         backward_fraction=_backward_fraction(records),
         straggler_s=_straggler_s(ranks),
         steps=min(sum(record["kind"] == "step" for record in lines) for lines in ranks.values()),
+    )
+
+
+def combine_starts(starts: Sequence[Measured]) -> Measured:
+    """Several starts of one calibration: blocks of all, medians of what a start has one of; losses and hashes are the first's."""
+    first = starts[0]
+    return replace(
+        first,
+        step_s=median(each.step_s for each in starts),
+        step_s_repeats=tuple(seconds for each in starts for seconds in each.step_s_repeats),
+        off_step_s_repeats=tuple(seconds for each in starts for seconds in each.off_step_s_repeats),
+        tokens_per_s=median(each.tokens_per_s for each in starts),
+        exposed_s=median(each.exposed_s for each in starts),
+        backward_fraction=median(each.backward_fraction for each in starts),
+        straggler_s=median(each.straggler_s for each in starts),
+        steps=sum(each.steps for each in starts),
     )
 
 

@@ -13,13 +13,13 @@ from isthmus.emulate import EmulatedLink, Tunnel, open_tunnel, probe
 from isthmus.errors import InfeasibleError, InputError
 from isthmus.plan import Assumption, Layout, Plan, Prediction, Strategy, save_plan
 from isthmus.trial.launch import DEMO, RunSpec, start_ranks
-from isthmus.trial.measured import Measured, read_lines, reduce_metrics
+from isthmus.trial.measured import Measured, combine_starts, read_lines, reduce_metrics
 from isthmus.trial.perform import FaultPlayer
 from isthmus.trial.progress import Progress
 from isthmus.trial.request import Setting, TrialRequest, read_request
 from isthmus.trial.results import StrategyRun, results_document
 from isthmus.trial.scaling import TunnelLinks, links_for, real_ratios
-from isthmus.trial.schedule import Steps, calibration_steps, plan_steps
+from isthmus.trial.schedule import CALIBRATION_STARTS, Steps, calibration_steps, plan_steps
 from isthmus.trial.strategies import STRATEGIES
 
 __all__ = ["run_trial"]
@@ -112,21 +112,29 @@ def _command(setting: Setting, steps: Steps) -> tuple[str, ...]:
 
 
 def _calibrate(tunnel: Tunnel, setting: Setting, folder: Path, progress: Progress) -> Measured:
-    """Step time of these ranks with inter-region communication off: the compute of every prediction."""
-    steps = calibration_steps()
+    """Step time of these ranks with inter-region communication off, over several starts: the compute of every prediction."""
     plan = folder.parent / "plan-calibration.yaml"
     _save_bare_plan(setting, STRATEGIES["hierarchical"], plan)
-    ranks = start_ranks(tunnel, RunSpec(folder=folder, nodes=setting.nodes, plan=plan, blocks=steps.text,
-                                        command=_command(setting, steps)))
+    return combine_starts([
+        _calibrated(tunnel, setting, RunSpec(folder=folder / f"start-{number}", nodes=setting.nodes, plan=plan,
+                                             blocks=calibration_steps().text, command=_command(setting, calibration_steps())),
+                    progress, f"compute, WAN off, start {number} of {CALIBRATION_STARTS}")
+        for number in range(1, CALIBRATION_STARTS + 1)
+    ])
+
+
+def _calibrated(tunnel: Tunnel, setting: Setting, spec: RunSpec, progress: Progress, name: str) -> Measured:
+    steps = calibration_steps()
+    ranks = start_ranks(tunnel, spec)
     try:
-        with progress.run("compute, WAN off", steps.all, ranks.steps_seen) as tick:
+        with progress.run(name, steps.all, ranks.steps_seen) as tick:
             ranks.wait(_RUN_LIMIT_EXTRA_S * 3, tick)
     finally:
         ranks.end()
-    measured = reduce_metrics(read_lines(folder / "metrics"))
+    measured = reduce_metrics(read_lines(spec.folder / "metrics"))
     if measured is None or not measured.off_step_s_repeats:
         raise InfeasibleError("the calibration run ended before one block was complete",
-                              f"the script must run at least {steps.warmup + steps.on + steps.off} optimizer steps")
+                              f"the script must run at least {steps.all} optimizer steps")
     return measured
 
 
