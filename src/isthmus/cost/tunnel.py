@@ -24,7 +24,7 @@ __all__ = [
     "trial_timeline",
 ]
 
-_REPEATS = 60
+_REPEATS = 60  # each halves the distance to what the work asks for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,10 +249,14 @@ def _ring_work_s(inputs: TrialInputs) -> float:
     """Seconds that the rings keep every rank from computing, were all of it beside the compute; 0 where it is not measured."""
     if inputs.exchange_cpu_s is None or not inputs.shared_cores:
         return 0.0
-    ranks = len(inputs.regions) * inputs.ranks_per_region
     # `exchange_cpu_s` is counted beyond the region's own synchronisation, which `inner_compute_s` leaves out.
-    in_region = sum(inputs.known_buckets) / inputs.copy_bytes_per_s
-    return in_region + inputs.exchange_cpu_s / min(inputs.cores or ranks, ranks)
+    return sum(inputs.known_buckets) / inputs.copy_bytes_per_s + _taken_s(inputs.exchange_cpu_s, inputs)
+
+
+def _taken_s(cpu_s: float, inputs: TrialInputs) -> float:
+    """Seconds by which `cpu_s` of work holds every rank up: all compute at once on the same cores, one core a rank at most."""
+    ranks = len(inputs.regions) * inputs.ranks_per_region
+    return cpu_s / min(inputs.cores or ranks, ranks)
 
 
 def _ring(inputs: TrialInputs) -> RingShape:
@@ -297,8 +301,7 @@ def _work_s(size_bytes: float, strategy: Strategy, inputs: TrialInputs) -> tuple
     """
     regions = len(inputs.regions)
     if inputs.exchange_cpu_s is not None:
-        ranks = regions * inputs.ranks_per_region
-        work = inputs.exchange_cpu_s / min(inputs.cores or ranks, ranks) * size_bytes / sum(inputs.known_buckets)
+        work = _taken_s(inputs.exchange_cpu_s, inputs) * size_bytes / sum(inputs.known_buckets)
         return work / 2, work / 2
     if strategy.codec == "none":
         return 0.0, 0.0

@@ -36,8 +36,8 @@ class Steps:
 
 
 CALIBRATION_STARTS = 3
-"""How often the ranks are started to measure compute: steps of one start agree within 2%, those of different starts of the same
-ranks differ by up to 15% (seen: 0.25 to 0.30 s)."""
+"""How often the ranks are started to measure compute: that of the same ranks drifts by up to 15% within minutes, on a machine
+that does nothing else (seen: 0.25 to 0.30 s a step), so short measurements apart from each other say more than a long one."""
 
 
 def calibration_steps() -> Steps:

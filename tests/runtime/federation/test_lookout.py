@@ -38,6 +38,22 @@ class Side(Lookout):
         return self._superseded
 
 
+def test_a_branch_that_trains_is_not_disturbed_by_another_that_is_newer_and_ahead() -> None:
+    # Each disturbed the other by every generation that it formed, and neither came to look for a heal.
+    (port,) = free_ports(1)
+    members = Members.model_validate({"regions": [{"name": name, "rails": [f"127.0.0.1:{port}"]} for name in REGIONS]})
+    with serving(("127.0.0.1", port)):
+        side = Side(f"tcp://127.0.0.1:{port}", "east", members)
+        newer = replace(BRANCHES["west"], number=8, tokens=1000)
+        side._view = View(live=LIVE, generations=BRANCHES | {"west": newer}, progress={"west": 1000})
+        assert not side._disturbed(BRANCHES["east"])
+        # But by one of its own branch, or one that it has been moved into.
+        for found in (replace(newer, branch="east"), replace(newer, regions=REGIONS, incarnations=tuple(LIVE.values()))):
+            side._view = replace(side._view, generations=BRANCHES | {found.branch: found})
+            assert side._disturbed(BRANCHES["east"])
+        side._store.close()
+
+
 @pytest.mark.parametrize("stale", [False, True])
 @pytest.mark.parametrize("first", REGIONS)
 def test_of_two_branches_that_find_each_other_ahead_only_the_first_to_say_so_gives_way(first: str, stale: bool) -> None:

@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from isthmus.plan import OnPartition
-from isthmus.runtime.federation.decisions import decide_regroup
+from isthmus.runtime.federation.decisions import decide_regroup, successor
 from isthmus.runtime.federation.entry import decide_entry
 from isthmus.runtime.federation.facts import Ask, Follow, Form, Join, Record, Rules, Stall, View, best_branch, gives_way
 from isthmus.runtime.federation.generation import Generation
@@ -242,7 +242,7 @@ class Model:
             return False
         view = self.view()
         told = bool(view.records.get((generation.branch, generation.number)))
-        followed = isinstance(decide_regroup(view, generation, region.name, self.rules, waited=False), Follow)
+        followed = successor(view, generation, region.name) is not None
         wanted = any(
             join.branch == generation.branch and join.reach.issuperset(generation.regions) for join in view.joins.values()
         )

@@ -16,7 +16,7 @@ from itertools import combinations
 from isthmus.runtime.federation.facts import Follow, Form, Record, Rules, Stall, View, best_branch
 from isthmus.runtime.federation.generation import Generation
 
-__all__ = ["cliques", "decide_regroup"]
+__all__ = ["cliques", "decide_regroup", "successor"]
 
 CLIQUES_EXACT = 16
 
@@ -58,7 +58,7 @@ def decide_regroup(view: View, old: Generation, me: str, rules: Rules, *, waited
         rules: See `Rules`.
         waited: `me` has waited for the others for as long as a silence may last.
     """
-    found = _successor(view, old, me)
+    found = successor(view, old, me)
     if found is not None:
         return Follow(found)
     records = _records(view, old)
@@ -185,7 +185,7 @@ def _committed(everyone: list[Record], staying: list[Record]) -> tuple[int, int]
     return ahead.applied, ahead.tokens
 
 
-def _successor(view: View, old: Generation, me: str) -> Generation | None:
+def successor(view: View, old: Generation, me: str) -> Generation | None:
     """The generation that has taken the place of `old`: one with `me` if there is one, else the next of its branch."""
     mine = old.incarnations[old.regions.index(me)] if me in old.regions else ""
     later = [generation for generation in view.generations.values() if generation.number > old.number]

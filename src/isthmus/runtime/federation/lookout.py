@@ -14,8 +14,8 @@ from typing import Final
 from isthmus.errors import InputError
 from isthmus.plan import Survival
 from isthmus.runtime.environment import Members
-from isthmus.runtime.federation.decisions import decide_regroup
-from isthmus.runtime.federation.facts import Follow, Record, View, best_branch, gives_way
+from isthmus.runtime.federation.decisions import successor
+from isthmus.runtime.federation.facts import Record, View, best_branch, gives_way
 from isthmus.runtime.federation.generation import Generation
 from isthmus.runtime.federation.ledger import dump, give_way, read_view
 from isthmus.runtime.federation.presence import PROBE_S, Presence
@@ -193,8 +193,8 @@ class Lookout(Presence):
         return bool(self._view.records.get((generation.branch, generation.number)))
 
     def _has_successor(self, generation: Generation) -> bool:
-        verdict = decide_regroup(self._view, generation, self.region, self.rules, waited=False)
-        return isinstance(verdict, Follow)
+        # Not `decide_regroup`: a region that is not leaving has no record there, and would take any newer branch for its own.
+        return successor(self._view, generation, self.region) is not None
 
     def _has_replaced(self, generation: Generation) -> bool:
         """Whether another member was started again, or entered anew: it takes part in no round of this generation any more."""

@@ -57,7 +57,7 @@ def greet(wire: PlainStream, identity: Identity, *, calling: bool, who: str) -> 
         StrangerError: The other end does not speak TLS, or its certificate (or ours, to it) is not good.
         OSError: The connection broke.
     """
-    stream = TlsStream(wire, identity, calling=calling)
+    stream = TlsStream(wire, identity, calling=calling, who=who)
     try:
         stream.shake_hands()
     except BaseException as error:
@@ -102,8 +102,8 @@ class TlsStream:
     end says is by which handshake the other way was opened: nobody in between can join sessions of two streams.
     """
 
-    def __init__(self, wire: PlainStream, identity: Identity, *, calling: bool) -> None:
-        self._wire, self._calling = wire, calling
+    def __init__(self, wire: PlainStream, identity: Identity, *, calling: bool, who: str) -> None:
+        self._wire, self._calling, self._who = wire, calling, who
         context = identity.calling if calling else identity.answering
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._opener = context.wrap_bio(self._incoming, self._outgoing, server_side=not calling)
@@ -145,7 +145,7 @@ class TlsStream:
         for shake in shakes:
             shake()
         if self._sealer.getpeercert(True) != self._opener.getpeercert(True):
-            raise StrangerError("one way it has another certificate than the other way")
+            raise StrangerError(f"{self._who} has another certificate one way than the other way")
         self._seal(memoryview(_binding(self._opener)))
 
     def _shake_sealer(self) -> None:
@@ -169,7 +169,7 @@ class TlsStream:
                 if self._calling and not begun and self._wire.first_byte() not in (b"", _HANDSHAKE):
                     # No answer to this session's greeting, so an alert of the first: the other end refuses our certificate.
                     self._in_time(lambda: self._sealer.recv(1))
-                    raise StrangerError("it broke off between two TLS handshakes") from None
+                    raise ConnectionResetError(f"{self._who} broke off between two TLS handshakes") from None
                 begun = True
                 self._feed_record()
             except ssl.SSLError:
@@ -237,7 +237,7 @@ class TlsStream:
             expected = _binding(self._sealer)
             said = memoryview(bytearray(len(expected)))
             if self._receive(said) == len(expected) and bytes(said) != expected:
-                raise StrangerError("its two ways do not belong to one stream: somebody stands in between")
+                raise StrangerError(f"{self._who}: its two ways do not belong to one stream, somebody stands in between")
         return self._receive(into)
 
     def _receive(self, into: memoryview) -> int:
