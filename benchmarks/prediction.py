@@ -6,8 +6,7 @@
     make prediction SHOW=1                                 # the table of what there is
 
 Trials are kept in build/prediction.json as each ends, so the benchmark can be stopped and taken up again. Compute of the same
-ranks differs by a tenth from one start to the next: a cell is the median of all its trials that count, and more of them make it
-surer. Remove the file when predictions have changed.
+ranks drifts by a tenth and more within minutes: a cell is the median of all its trials that count, and more of them make it surer. Remove the file when predictions have changed.
 Each fabric is examples/shenzhen-shanghai.yaml with another line between its regions, tried as `isthmus try` does it: compute
 is measured with the WAN off, the predictions are written, and only then the strategies run; a step time is the median of three
 on-blocks. What counts is predicted / measured; a cell whose compute drifted meanwhile does not. The ratios that decide how a
@@ -127,8 +126,8 @@ def keep(path: Path, cells: list[Cell], fresh: list[Cell]) -> list[Cell]:
 
 
 def medians(trials: list[Cell]) -> list[Cell]:
-    """One cell of each fabric and strategy, of its trials that count: the one of median ratio (of two, the worse), how many there
-    are and the ratios of all; where none counts, the last.
+    """One cell of each fabric and strategy, of its trials that count: the one of median ratio (of two, the worse), and the
+    ratios of all; where none counts, the last.
     """
     found: list[Cell] = []
     for name in dict.fromkeys((each["fabric"], each["strategy"]) for each in trials):
