@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 FABRIC ?= examples/shenzhen-shanghai.yaml
 SEED ?= 0
 RUNS ?= 0-19
-# Real ranks and daemons on a busy machine miss a time-out now and then: what failed is run once more, by itself, and must pass.
+# Real ranks, rails and daemons on a busy machine miss a time-out now and then: what failed is run once more, by itself, and must pass.
 once_more = { echo "isthmus: not all passed; what failed runs once more"; $(BIN)/python -m pytest -q -p no:randomly --last-failed --last-failed-no-failures none $(1); }
 WORKLOAD ?= examples/workloads/llama-3-8b-256k.yaml
 
@@ -29,7 +29,7 @@ try: $(STAMP)
 
 ## make test     set up, then all tests: the fast ones, then those with real ranks and namespaces
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 4
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 || $(call once_more,)
 	$(BIN)/python -m pytest -q -m tunnel -p no:randomly || $(call once_more,-m tunnel)
 
 ## make test-slurm  two real Slurm clusters in the wind tunnel train together; root, Debian's slurmctld and slurmd (about two minutes)

@@ -6,7 +6,7 @@
     make prediction SHOW=1                                 # the table of what there is
 
 Trials are kept in build/prediction.json as each ends, so the benchmark can be stopped and taken up again. Compute of the same
-ranks drifts by a tenth and more within minutes: a cell is the median of all its trials that count, and more of them make it surer.
+ranks drifts by a tenth and more within minutes: a cell is the median of all its trials that count.
 Remove the file when predictions have changed.
 Each fabric is examples/shenzhen-shanghai.yaml with another line between its regions, tried as `isthmus try` does it: compute
 is measured with the WAN off, the predictions are written, and only then the strategies run; a step time is the median of three

@@ -129,7 +129,7 @@ def test_a_peer_that_stands_still_is_lost_after_detect_s_although_nobody_waits(w
             lane.stream.send = lambda parts: time.sleep(3)  # neither data nor signs of life leave it
         wait_until(lambda: left.errors)
         with pytest.raises(PeerLostError, match=r"nothing was heard for 0\.6 s"):
-            left.receive(1, 5, bytearray(4))
+            left.receive(1, 5, bytearray(4)).wait()  # the link is failed before what waits on it is told
         left.abort(RailError("over"))
         right.abort(RailError("over"))
 
