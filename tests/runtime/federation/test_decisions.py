@@ -161,6 +161,7 @@ def test_whatever_fails_no_round_is_committed_twice_differently_and_all_meet_aga
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), regions=st.integers(2, 5))
+@example(seed=5466, regions=4)  # the one branch that held the state was counted as left: its region had once been in an older one
 @example(seed=303, regions=5)  # a side gave way to a branch that all had left meanwhile
 def test_partitions_alone_never_lose_the_state_whichever_branches_give_way(seed: int, regions: int) -> None:
     model = Model(seed, regions, "continue")

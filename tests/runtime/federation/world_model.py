@@ -288,7 +288,7 @@ class Model:
             incarnations=(region.incarnation,),
             round=len(region.history),
             tokens=region.tokens,
-            branch=f"{region.name} alone {region.incarnation}",
+            branch=region.name,
         )
         region.left = region.recorded = False
 

@@ -165,10 +165,17 @@ def _form(
 
 
 def _past(view: View, old: Generation | None, branch: str, staying: tuple[str, ...]) -> tuple[str, ...]:
-    """Incarnations that run and were in the branch until now: an older branch must not take them for its own again."""
+    """Incarnations that run and were in the branch until now: an older branch must not take them for its own again.
+
+    Those that a later generation of another branch holds are its, and nobody else's.
+    """
     before = view.generations.get(branch, old)
-    known = frozenset[str]() if before is None else frozenset((*before.incarnations, *before.past))
-    return tuple(sorted(known.intersection(view.live.values()) - frozenset(staying)))
+    if before is None:
+        return ()
+    later = [other for other in view.generations.values() if other.number > before.number and other.branch != branch]
+    moved = frozenset(incarnation for other in later for incarnation in other.incarnations)
+    known = frozenset((*before.incarnations, *before.past))
+    return tuple(sorted(known.intersection(view.live.values()) - frozenset(staying) - moved))
 
 
 def _committed(everyone: list[Record], staying: list[Record]) -> tuple[int, int]:

@@ -17,9 +17,9 @@ class Generation:
         round: Number of the first round of this generation; all before it are committed.
         tokens: Committed in the rounds before it, by all regions together.
         late: Regions that are out because they did not begin a round within the grace.
-        branch: Empty; the first region of a side that went on alone after a partition; or a name that only a region has which
-            went on alone because it had lost the store.
-        past: Incarnations that were in the branch, are not in this generation, and still run.
+        branch: Empty, or the first region of a side that went on alone after a partition.
+        past: Incarnations that were in the branch, are not in this generation, and still run; without those that have moved
+            into another branch since.
     """
 
     number: int

@@ -210,7 +210,6 @@ class Membership(Entrance):
         standing = self._standing
         done = 1 if standing.voted else 0
         # The others may still move the old incarnation into a generation of theirs, by a record it has left behind.
-        # And the store may hold a branch of the region's own name, whose regions must not take this one for theirs.
         self._incarnation, self._registered = secrets.token_hex(8), False
         generation = Generation(
             number=old.number + 1,
@@ -218,6 +217,6 @@ class Membership(Entrance):
             incarnations=(self._incarnation,),
             round=standing.applied + 1 + done,
             tokens=standing.tokens + done * standing.voted_tokens,
-            branch=f"{self.region} alone {self._incarnation[:6]}",
+            branch=self.region,
         )
         return Regrouped(generation, True)
